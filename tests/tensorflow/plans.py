@@ -1,0 +1,139 @@
+"""Hand-made plans and the naive wrapper, so that tests of rewriting depend on no planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.layer_calls import CallSequence, list_layer_calls
+from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.rewrite.keras_model import make_optimized
+
+Span = tuple[Any, ...]
+"""``(first, last)`` labels of the layer calls that a recompute segment holds, or with a third item: child spans."""
+
+
+def labels(model: Any) -> list[str]:
+    return [call.label for call in list_layer_calls(model).calls]
+
+
+def segments_of(names: Sequence[str], spans: Sequence[Span], start: int = 0, stop: int | None = None) -> list[Segment]:
+    """Return segments that cover ``[start, stop)``: a recompute one for each span, store ones between them."""
+    stop = len(names) if stop is None else stop
+    made: list[Segment] = []
+    position = start
+    for span in spans:
+        first, last = names.index(span[0]), names.index(span[1]) + 1
+        if first > position:
+            made.append(Segment(start=position, stop=first, mode=SegmentMode.STORE))
+        children = tuple(segments_of(names, span[2], first, last)) if len(span) > 2 else ()
+        made.append(Segment(start=first, stop=last, mode=SegmentMode.RECOMPUTE, children=children))
+        position = last
+    if position < stop:
+        made.append(Segment(start=position, stop=stop, mode=SegmentMode.STORE))
+    return made
+
+
+def plan_of(model: Any, segments: Sequence[Segment], batch_size: int = 4) -> Plan:
+    sequence = list_layer_calls(model)
+    return Plan(
+        segments=tuple(segments),
+        batch_size=batch_size,
+        strategy="by_hand",
+        planner="by_hand",
+        peak_bytes=1,
+        plain_peak_bytes=1,
+        step_overhead=0.0,
+        plan_seconds=0.0,
+        request=Request(strategy="by_hand"),
+        labels=tuple(call.label for call in sequence.calls),
+        signatures=sequence.signatures,
+    )
+
+
+def hand_plan(model: Any, *spans: Span) -> Plan:
+    """Return a plan with a recompute segment for each ``(first, last)`` pair of labels."""
+    return plan_of(model, segments_of(labels(model), spans))
+
+
+def optimized_by_hand(model: Any, *spans: Span) -> Any:
+    return make_optimized(model, hand_plan(model, *spans))
+
+
+def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3) -> list[Segment]:
+    """Return segments of at least ``length`` units that end at the graph's cuts and keep out what is pinned."""
+    graph = capture_graph(model, batch_size=batch_size)
+    stops = sorted({cut.position for cut in graph.cuts} | {len(graph.units)})
+    segments: list[Segment] = []
+    position = 0
+    while position < len(graph.units):
+        if graph.units[position].pinned:
+            stop = next(p for p in stops if p > position)
+            mode = SegmentMode.STORE
+        else:
+            end = next((u.index for u in graph.units[position:] if u.pinned), len(graph.units))
+            fitting = [p for p in stops if position < p <= end]
+            stop = next((p for p in fitting if p >= position + length), fitting[-1] if fitting else 0)
+            mode = SegmentMode.RECOMPUTE
+            if not fitting:
+                stop, mode = next(p for p in stops if p > position), SegmentMode.STORE
+        segments.append(Segment(start=position, stop=stop, mode=mode))
+        position = stop
+    return segments
+
+
+def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3) -> Any:
+    segments = runs_between_cuts(model, batch_size=batch_size, length=length)
+    assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
+    return make_optimized(model, plan_of(model, segments, batch_size))
+
+
+def naive(model: Any, *spans: Span, capture_skips: bool = False) -> Any:
+    """Return ``model`` as people wrap it by hand: ``tf.recompute_grad`` around runs of layer calls, and no more care.
+
+    With ``capture_skips`` only a segment's first input is an argument and the rest is captured from outside.
+    """
+    plan = hand_plan(model, *spans)
+    wrapped = make_optimized(model, plan)
+    object.__setattr__(wrapped, "_memsaver", (plan, _NaiveForward(list_layer_calls(model), plan, capture_skips)))
+    return wrapped
+
+
+class _NaiveForward:
+    def __init__(self, sequence: CallSequence, plan: Plan, capture_skips: bool) -> None:
+        self._sequence, self._plan, self._capture_skips = sequence, plan, capture_skips
+
+    def __call__(self, inputs: Sequence[Any], training: bool) -> list[Any]:
+        slots: list[Any] = [None] * self._sequence.slot_count
+        for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
+            slots[slot] = tensor
+        for segment in self._plan.segments:
+            calls = self._sequence.calls[segment.start : segment.stop]
+            made = [slot for call in calls for slot in call.outputs]
+            read = list(dict.fromkeys(s for call in calls for s in call.inputs if s not in made))
+            if segment.mode is SegmentMode.STORE:
+                self._run(calls, slots, training)
+                continue
+            later = {s for call in self._sequence.calls[segment.stop :] for s in call.inputs}
+            made = [slot for slot in made if slot in later]
+            arguments = read[:1] if self._capture_skips else read
+
+            def run(*tensors: Any, calls: Any = calls, made: Any = made, arguments: Any = arguments) -> Any:
+                inner = list(slots)
+                for slot, tensor in zip(arguments, tensors, strict=True):
+                    inner[slot] = tensor
+                self._run(calls, inner, training)
+                return tuple(inner[slot] for slot in made)
+
+            outputs = tf.recompute_grad(run)(*[slots[slot] for slot in arguments])
+            for slot, tensor in zip(made, outputs, strict=True):
+                slots[slot] = tensor
+        return [slots[slot] for slot in self._sequence.outputs]
+
+    def _run(self, calls: Any, slots: list[Any], training: bool) -> None:
+        for call in calls:
+            for slot, tensor in zip(call.outputs, call.run(slots, training), strict=True):
+                slots[slot] = tensor

@@ -1,0 +1,150 @@
+"""Train a model for a few steps and keep every number, independently of ``tf_memsaver.verify``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_memsaver.keras_compat import inner_functional
+
+Record = dict[tuple[Any, ...], Any]
+
+
+@contextlib.contextmanager
+def kept_state(model: Any) -> Iterator[None]:
+    """Put the variables of a model back as they were."""
+    values = [v.numpy() for v in model.variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(model.variables, values, strict=True):
+            variable.assign(value)
+
+
+@contextlib.contextmanager
+def no_graph_rewriting() -> Iterator[None]:
+    """Run graphs as they were written, without TensorFlow's graph optimizer."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+
+def batch_for(model: Any, batch_size: int = 4, seed: int = 0, vocabulary: int = 5) -> Any:
+    """Return random inputs for a model: normal floats, integers below ``vocabulary`` with zeros at the end."""
+    generator = np.random.default_rng(seed)
+
+    def tensor(spec: Any) -> tf.Tensor:
+        shape = (batch_size, *spec.shape[1:])
+        if "int" in spec.dtype:
+            tokens = generator.integers(1, vocabulary, shape)
+            if len(shape) > 1:
+                tokens[: batch_size // 2, shape[1] // 2 :] = 0
+            return tf.constant(tokens, spec.dtype)
+        if spec.dtype == "bool":
+            return tf.constant(generator.integers(0, 2, shape).astype(bool))
+        return tf.constant(generator.standard_normal(shape), spec.dtype)
+
+    structure = inner_functional(model)._inputs_struct
+    made = keras.tree.map_structure(tensor, structure)
+    return made[0] if isinstance(made, list) and len(made) == 1 else made
+
+
+def square_loss(outputs: Any) -> tf.Tensor:
+    return tf.add_n([tf.reduce_mean(tf.square(tf.cast(y, tf.float32))) for y in keras.tree.flatten(outputs)])
+
+
+def train(
+    model: Any,
+    *,
+    mode: str = "graph",
+    steps: int = 2,
+    batch_size: int = 4,
+    loss: Callable[[Any], tf.Tensor] = square_loss,
+    optimizer: Any = None,
+    batches: Callable[[int], Any] | None = None,
+) -> Record:
+    """Return loss, all gradients and all variables of ``steps`` steps; the variables are put back."""
+    weights = list(model.trainable_variables)
+    optimizer = keras.optimizers.SGD(0.1) if optimizer is None else type(optimizer).from_config(optimizer.get_config())
+    optimizer.build(weights)
+    batches = batches or (lambda number: batch_for(model, batch_size, seed=number))
+
+    def step(x: Any) -> tuple[Any, Any, Any]:
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            total = tf.reduce_sum(tf.stack([tf.cast(t, tf.float32) for t in [loss(outputs), *model.losses]]))
+            scaled = optimizer.scale_loss(total)
+        gradients = tape.gradient(scaled, [v.value for v in weights])
+        optimizer.apply_gradients([(g, v) for g, v in zip(gradients, weights, strict=True) if g is not None])
+        return total, gradients, outputs
+
+    run = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla")
+    record: Record = {}
+    rewriting = contextlib.nullcontext() if mode != "as_written" else no_graph_rewriting()
+    with kept_state(model), rewriting:
+        for number in range(steps):
+            total, gradients, outputs = run(batches(number))
+            record["loss", number] = total.numpy()
+            for place, output in enumerate(keras.tree.flatten(outputs)):
+                record["output", place, number] = output.numpy()
+            for variable, gradient in zip(weights, gradients, strict=True):
+                record["gradient", variable.path, number] = _plain(gradient)
+            for variable in model.variables:
+                record["variable", variable.path, number] = variable.numpy()
+            for place, variable in enumerate(optimizer.variables):
+                record["slot", place, number] = variable.numpy()
+    return record
+
+
+def _plain(gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return ("sparse", gradient.indices.numpy(), gradient.values.numpy())
+    return None if gradient is None else gradient.numpy()
+
+
+def _bits(item: Any) -> Any:
+    if item is None:
+        return None
+    if isinstance(item, tuple):
+        return tuple(_bits(part) if not isinstance(part, str) else part for part in item)
+    array = np.asarray(item)
+    return array.dtype.name, array.shape, array.tobytes()
+
+
+def differing(plain: Record, other: Record) -> list[tuple[Any, ...]]:
+    """Return the keys under which two records differ in any bit."""
+    assert plain.keys() == other.keys()
+    return [key for key in plain if _bits(plain[key]) != _bits(other[key])]
+
+
+def assert_identical(plain: Record, other: Record) -> None:
+    """Check equal bits of every loss, output, gradient and variable, and that there was something to compare."""
+    assert any(key[0] == "gradient" and value is not None for key, value in plain.items())
+    wrong = differing(plain, other)
+    assert not wrong, f"{len(wrong)} of {len(plain)} differ, the first: {wrong[:3]}"
+
+
+def assert_trains_alike(model: Any, optimized: Any, modes: tuple[str, ...] = ("graph", "eager"), **options: Any) -> None:
+    for mode in modes:
+        assert_identical(train(model, mode=mode, **options), train(optimized, mode=mode, **options))
+
+
+def assert_close(plain: Record, other: Record, tolerance: float = 1e-4) -> None:
+    """Check equality within rounding, as XLA gives it: each tensor's largest error over its largest magnitude."""
+    assert plain.keys() == other.keys()
+    for key, value in plain.items():
+        theirs = other[key]
+        assert (value is None) == (theirs is None), key
+        if value is None:
+            continue
+        left, right = np.asarray(value, np.float64), np.asarray(theirs, np.float64)
+        scale = max(float(np.max(np.abs(left))), 1e-3) if left.size else 1.0
+        assert float(np.max(np.abs(left - right), initial=0.0)) <= tolerance * scale, key

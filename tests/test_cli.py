@@ -1,0 +1,266 @@
+"""The command line: what is printed where, exit codes, and the folders that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from tf_memsaver import cli
+from tf_memsaver.command.flags import COMMANDS
+from tf_memsaver.plan.types import Plan
+
+MODEL_MODULE = """
+import keras
+
+def build():
+    print("text of the user's own")
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((32, 32, 3))]
+    for number in range(6):
+        layers.append(keras.layers.Conv2D(8, 3, padding="same", name=f"conv{number}"))
+        layers.append(keras.layers.ReLU(name=f"relu{number}"))
+    layers += [keras.layers.GlobalAveragePooling2D(name="pool"), keras.layers.Dense(4, name="classes")]
+    return keras.Sequential(layers, name="small")
+
+def broken():
+    raise RuntimeError("no such\\nthing")
+
+def number():
+    return 7
+"""
+SMALL = ("cli_models:build", "--batch_size=8")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """Run a command line in a folder that has cli_models.py; return exit code, stdout and stderr."""
+    (tmp_path / "cli_models.py").write_text(MODEL_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["tf-memsaver", *arguments])
+        captured = capfd.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    yield call
+    sys.modules.pop("cli_models", None)
+
+
+def the_line(text: str) -> str:
+    """Return the error line: progress lines may stand before it, nothing behind it."""
+    return text.strip().splitlines()[-1]
+
+
+# Help and bad command lines
+
+
+def test_help_lists_the_commands(run: Any) -> None:
+    code, out, err = run("--help")
+    assert code == 0 and not err
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_lists_its_flags(run: Any, name: str) -> None:
+    code, out, err = run(name, "--help")
+    assert code == 0 and not err
+    assert all(f"\n  --{flag}" in out for flag in COMMANDS[name].flags)
+    assert max(map(len, out.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "no command was given"),
+        (("explode", "x"), "'explode' is not a command"),
+        (("plan",), "no MODEL was given"),
+        (("plan", "a", "b"), "'b' is one argument too many"),
+        (("plan", "x", "--budgget=1GiB"), "Unknown command line flag 'budgget'"),
+        (("plan", "x", "--batch_size=0"), "0 is not a positive integer"),
+        (("estimate", "x", "--budget=1GiB"), "Unknown command line flag 'budget'"),
+        (("measure", "x", "--mode=fast"), "should be one of <eager|graph|xla>"),
+    ],
+)
+def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...], expected: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2 and not out
+    assert len(err.strip().splitlines()) == 1 and expected in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("plan", "cli_models:build"), "give --batch_size"),
+        (("plan", *SMALL, "--budget=lots"), "'lots' is not a number of bytes"),
+        (("plan", *SMALL, "--strategy=magic"), "magic"),
+        (("plan", *SMALL, "--keep=nothing"), "keep='nothing' matches no layer"),
+        (("plan", "no_such_file.keras", "--batch_size=8"), "there is no model file 'no_such_file.keras'"),
+        (("plan", ".", "--batch_size=8"), "is a folder"),
+        (("plan", "resnet5", "--batch_size=8"), "Did you mean resnet50"),
+        (("plan", "no_module:build", "--batch_size=8"), "No module named 'no_module'"),
+        (("plan", "cli_models:nothing", "--batch_size=8"), "has no attribute 'nothing'"),
+        (("plan", "cli_models:broken", "--batch_size=8"), "RuntimeError: no such thing"),
+        (("plan", "cli_models:number", "--batch_size=8"), "gave a int, not a keras.Model"),
+        (("plan", *SMALL, "--input_shape=3,3,3"), "input_shape is only for names of keras.applications"),
+        (("plan", "resnet50", "--batch_size=8", "--input_shape=big"), "input_shape must be whole numbers"),
+        (("plan", *SMALL, "--optimizer=magic"), "cannot compile with optimizer='magic'"),
+        (("optimize", *SMALL), "say where to write"),
+        (("optimize", *SMALL, "--output=missing/out"), "does not exist"),
+        (("optimize", *SMALL, "--output=out", "--save_format=onnx"), "'onnx' is not one of"),
+        (("verify", *SMALL, "--plan=none.json"), "cannot read a plan from 'none.json'"),
+        (("verify", *SMALL, "--plan=none.json", "--strategy=min_peak"), "--strategy says how to plan"),
+    ],
+)
+def test_bad_input_is_one_error_line_and_2(run: Any, arguments: tuple[str, ...], expected: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2 and not out
+    assert the_line(err).startswith("tf-memsaver: ") and expected in the_line(err)
+
+
+# What the commands do
+
+
+def test_estimate_prints_a_row_for_each_layer(run: Any) -> None:
+    code, out, _ = run("estimate", *SMALL, "--optimizer=adam")
+    assert code == 0
+    assert all(f" conv{number} " in out for number in range(6))
+    assert "× trained weights" in out
+    # Made by the model's module while it was built: not a result.
+    assert "text of the user's own" not in out
+
+
+def test_optimizer_flag_counts_slots(run: Any) -> None:
+    slots = []
+    for optimizer in ("sgd", "adam"):
+        code, out, _ = run("estimate", *SMALL, f"--optimizer={optimizer}", "--format=json")
+        assert code == 0
+        slots.append(json.loads(out)["optimizer_slots"])
+    # Beside the slots there are the counter and the learning rate, and gradients of tiny biases are left out.
+    assert slots == [pytest.approx(0.0, abs=0.1), pytest.approx(2.0, abs=0.2)]
+
+
+def test_json_is_one_document_and_nothing_else(run: Any) -> None:
+    code, out, err = run("estimate", *SMALL, "--format=json")
+    assert code == 0
+    assert json.loads(out)["units"][0]["label"] == "conv0"
+    assert "text of the user's own" in err and "tracing" in err
+
+
+def test_application_by_short_name(run: Any) -> None:
+    code, out, _ = run("estimate", "mobilenet-v3_small", "--batch_size=2", "--input_shape=64,64,3", "--format=json")
+    assert code == 0
+    document = json.loads(out)
+    # Two images of 64·64·3 floats, and targets for 1000 classes.
+    assert document["input_bytes"] == 2 * (64 * 64 * 3 + 1000) * 4
+
+
+def test_plan_is_written_and_never_over_something_without_leave(run: Any) -> None:
+    code, out, _ = run("plan", *SMALL, "--strategy=min_peak", "--output=plan.json", "--format=json")
+    assert code == 0
+    plan = Plan.load("plan.json")
+    assert plan == Plan.from_json(json.loads(out))
+    assert plan.peak_bytes < plan.plain_peak_bytes
+    code, out, err = run("plan", *SMALL, "--strategy=chen_sqrt", "--output=plan.json")
+    assert code == 2 and not out and "'plan.json' exists already" in the_line(err)
+    assert Plan.load("plan.json") == plan
+    code, _, _ = run("plan", *SMALL, "--strategy=chen_sqrt", "--output=plan.json", "--overwrite")
+    assert code == 0 and Plan.load("plan.json").strategy == "chen_sqrt"
+
+
+def test_infeasible_budget_is_1_and_names_the_smallest_that_works(run: Any) -> None:
+    code, out, err = run("plan", *SMALL, "--budget=100KiB", "--format=json")
+    assert code == 1 and "no plan fits" in the_line(err)
+    document = json.loads(out)
+    assert document["error"] == "InfeasibleBudgetError" and document["budget_bytes"] == 100 * 1024
+    code, out, _ = run("plan", *SMALL, f"--budget={document['least_bytes']}", "--format=json")
+    assert code == 0 and json.loads(out)["peak_bytes"] <= document["least_bytes"]
+
+
+def test_optimize_writes_model_saved_model_and_plan(run: Any) -> None:
+    code, out, _ = run("optimize", *SMALL, "--strategy=min_peak", "--output=out/")
+    assert code == 0 and "optimized (min_peak)" in out
+    assert sorted(os.listdir("out")) == ["model.keras", "plan.json", "saved_model"]
+    model = keras.models.load_model("out/model.keras")
+    assert model.memsaver_plan == Plan.load("out/plan.json")
+    # No half-written or replaced folder is left beside it.
+    assert [name for name in os.listdir() if "out" in name] == ["out"]
+
+    code, out, err = run("optimize", *SMALL, "--output=out/")
+    assert code == 2 and not out and "exists already" in the_line(err)
+    code, _, _ = run("optimize", *SMALL, "--output=out/", "--overwrite", "--save_format=keras")
+    assert code == 0 and sorted(os.listdir("out")) == ["model.keras", "plan.json"]
+
+    # The optimized model brings its own plan.
+    code, out, _ = run("verify", "out/model.keras", "--steps=1", "--format=json")
+    assert code == 0 and json.loads(out)["verification"]["identical"]
+
+
+def test_overwrite_spares_what_the_command_did_not_write(run: Any) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("years of work")
+    code, _, err = run("optimize", *SMALL, "--output=mine", "--overwrite")
+    assert code == 2 and "was not written by this command" in the_line(err)
+    assert Path("mine/thesis.txt").read_text() == "years of work"
+
+
+def test_failed_optimize_leaves_nothing(run: Any) -> None:
+    code, _, _ = run("optimize", *SMALL, "--output=out", "--budget=1KiB")
+    assert code == 1
+    assert sorted(os.listdir()) in (["cli_models.py"], ["__pycache__", "cli_models.py"])
+
+
+def test_verify_with_a_plan_file_of_another_model(run: Any) -> None:
+    assert run("plan", *SMALL, "--output=plan.json")[0] == 0
+    code, _, err = run("verify", "mobilenet", "--input_shape=32,32,3", "--plan=plan.json")
+    assert code == 2 and "the plan was made for another model" in the_line(err)
+
+
+def test_verify_tells_identical(run: Any) -> None:
+    code, out, _ = run("verify", *SMALL, "--strategy=min_peak", "--steps=1")
+    assert code == 0 and "bit-identical" in out
+
+
+def test_measure_compares_plain_and_optimized_with_the_budget(run: Any) -> None:
+    assert run("plan", *SMALL, "--strategy=min_peak", "--output=plan.json")[0] == 0
+    code, out, _ = run("measure", *SMALL, "--plan=plan.json", "--steps=1", "--budget=1GiB", "--format=json")
+    document = json.loads(out)
+    assert code == 0 and document["budget_kept"] is True
+    plain, optimized = document["measurements"]["plain"], document["measurements"]["optimized"]
+    assert optimized["peak_bytes"] < plain["peak_bytes"]
+    code, out, _ = run("measure", *SMALL, "--plan=plan.json", "--steps=1", "--budget=10KiB")
+    assert code == 1 and "budget NOT kept" in out
+
+
+# The process
+
+
+def test_module_runs_and_keeps_start_up_messages_off_stderr(tmp_path: Path) -> None:
+    (tmp_path / "cli_models.py").write_text(MODEL_MODULE)
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    environment["PYTHONPATH"] = str(Path(cli.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_memsaver", "estimate", *SMALL],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "one training step" in done.stdout
+    assert not [line for line in done.stderr.splitlines() if ".cc:" in line or "InitializeLog" in line]
+
+
+def test_importing_the_command_line_does_not_import_tensorflow() -> None:
+    code = "import sys, tf_memsaver.cli; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,150 @@
+"""Estimates and tables, on a hand-made training step: no TensorFlow."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
+from tf_memsaver.plan.estimate import Estimate
+from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.report import tables
+from tf_memsaver.report.progress import Progress
+
+KIB = 1024
+
+
+def two_layer_step() -> Graph:
+    """A dense layer and an activation, ``relu(x·w)``, with the gradient of ``w`` and one optimizer slot."""
+    sizes = (
+        ("x", 8, MemoryKind.INPUT, None),
+        ("w", 4, MemoryKind.PARAMETER, None),
+        ("slot", 4, MemoryKind.OPTIMIZER, None),
+        ("product", 16, MemoryKind.ACTIVATION, None),
+        ("reshaped", 0, MemoryKind.ACTIVATION, 3),
+        ("relu", 16, MemoryKind.ACTIVATION, None),
+        ("loss", 1, MemoryKind.ACTIVATION, None),
+        ("d_relu", 16, MemoryKind.GRADIENT, None),
+        ("d_product", 16, MemoryKind.GRADIENT, None),
+        ("d_w", 4, MemoryKind.WEIGHT_GRADIENT, None),
+    )
+    values = tuple(
+        Value(index=index, name=name, nbytes=size * KIB, kind=kind, alias_of=alias)
+        for index, (name, size, kind, alias) in enumerate(sizes)
+    )
+    steps = (
+        ("MatMul", Phase.FORWARD, 0, (0, 1), (3,), 1000),
+        ("Reshape", Phase.FORWARD, 0, (3,), (4,), 0),
+        ("Relu", Phase.FORWARD, 1, (4,), (5,), 10),
+        ("Mean", Phase.FORWARD, None, (5,), (6,), 1),
+        ("MeanGrad", Phase.BACKWARD, None, (6,), (7,), 1),
+        ("ReluGrad", Phase.BACKWARD, 1, (7, 5), (8,), 10),
+        ("MatMul", Phase.BACKWARD, 0, (0, 8), (9,), 1000),
+        ("Update", Phase.UPDATE, None, (1, 2, 9), (), 1),
+    )
+    ops = tuple(
+        Op(
+            index=i,
+            name=f"op{i}",
+            type=t,
+            phase=phase,
+            unit=unit,
+            inputs=reads,
+            outputs=writes,
+            flops=flops,
+            seconds=1.0,
+        )
+        for i, (t, phase, unit, reads, writes, flops) in enumerate(steps)
+    )
+    units = (
+        Unit(index=0, label="dense", kind="Dense", signature="dense"),
+        Unit(index=1, label="relu", kind="ReLU", signature="relu"),
+    )
+    return Graph(name="two", batch_size=4, values=values, ops=ops, units=units, cuts=(), outputs=(6,))
+
+
+def a_plan() -> Plan:
+    return Plan(
+        segments=(
+            Segment(
+                start=0,
+                stop=2,
+                mode=SegmentMode.RECOMPUTE,
+                children=(
+                    Segment(start=0, stop=1, mode=SegmentMode.RECOMPUTE),
+                    Segment(start=1, stop=2, mode=SegmentMode.STORE),
+                ),
+            ),
+            Segment(start=2, stop=3, mode=SegmentMode.STORE),
+        ),
+        batch_size=4,
+        strategy="auto",
+        planner="min_peak",
+        peak_bytes=25 * KIB,
+        plain_peak_bytes=100 * KIB,
+        step_overhead=0.2,
+        plan_seconds=0.1,
+        request=Request(),
+        labels=("first", "second", "third"),
+        signatures=("a", "b", "c"),
+    )
+
+
+def shown(*renderables: object) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    for renderable in renderables:
+        console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_estimate_attributes_bytes_to_the_layers_that_own_them() -> None:
+    dense, relu = Estimate.from_graph(two_layer_step()).units
+    assert (dense.output_bytes, dense.kept_bytes, dense.parameter_bytes, dense.flops) == (16 * KIB, 0, 4 * KIB, 1000)
+    # The activation is read by the loss, and kept because its own gradient reads it.
+    assert (relu.output_bytes, relu.kept_bytes, relu.parameter_bytes, relu.flops) == (16 * KIB, 16 * KIB, 0, 10)
+
+
+def test_estimate_totals() -> None:
+    estimate = Estimate.from_graph(two_layer_step())
+    assert estimate.parameter_bytes == 4 * KIB
+    assert estimate.gradient_bytes == 4 * KIB
+    assert estimate.optimizer_bytes == 4 * KIB
+    assert estimate.optimizer_slots == 1.0
+    assert estimate.input_bytes == 8 * KIB
+    # The rectified product, and the loss that its gradient reads.
+    assert estimate.activation_bytes == 17 * KIB
+    assert estimate.rule_of_thumb_bytes == (2 * 32 + 3 * 4 + 8) * KIB
+    # While ReluGrad runs: residents 16, relu 16, d_relu 16, d_product 16.
+    assert estimate.peak_bytes == 64 * KIB + KIB
+    assert estimate.peak_at == "ReluGrad, backward of relu"
+    assert estimate.step_seconds == 8.0
+
+
+def test_estimate_is_json() -> None:
+    document = json.loads(json.dumps(Estimate.from_graph(two_layer_step()).to_json()))
+    assert [unit["label"] for unit in document["units"]] == ["dense", "relu"]
+    assert document["rule_of_thumb_bytes"] == 84 * KIB
+
+
+def test_estimate_tables_show_layers_and_totals() -> None:
+    estimate = Estimate.from_graph(two_layer_step())
+    text = shown(tables.layers_table(estimate), tables.totals_table(estimate))
+    for expected in ("dense", "ReLU", "16.00 KiB", "1.0 × trained weights", "84.00 KiB", "ReluGrad, backward of relu"):
+        assert expected in text
+
+
+def test_plan_tables_show_shares_and_nested_segments() -> None:
+    text = shown(tables.before_after_table(a_plan()), tables.segments_table(a_plan()))
+    for expected in ("25%", "120%", "2 of 3", "optimized (min_peak)", "│   recompute", "│ store"):
+        assert expected in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_names_each_stage_and_its_time(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    with Progress(console).stage("planning [1]"):
+        pass
+    assert "planning [1]: 0.0 s" in console.file.getvalue()

@@ -1,0 +1,150 @@
+"""The verbs: each a few lines over the floors below."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.export import export_saved_model
+from tf_memsaver.measurement import Measurement, measure
+from tf_memsaver.plan.estimate import Estimate
+from tf_memsaver.plan.solve import solve
+from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.rewrite.keras_model import make_optimized, strip
+from tf_memsaver.units import parse_bytes
+from tf_memsaver.verification import Verification, verify
+
+__all__ = [
+    "Estimate",
+    "Measurement",
+    "Verification",
+    "apply_plan",
+    "capture_graph",
+    "estimate",
+    "export_saved_model",
+    "measure",
+    "optimize",
+    "search_plan",
+    "strip",
+    "verify",
+]
+
+
+def optimize(
+    model: Any,
+    *,
+    batch_size: int,
+    budget: int | str | None = None,
+    max_overhead: float | None = None,
+    strategy: str = "auto",
+    keep: str | Sequence[str] = (),
+    recompute: str | Sequence[str] = (),
+    candidates: str | Sequence[str] = (),
+) -> Any:
+    """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
+
+    The arguments are those of ``search_plan``, whose plan is in the result's ``memsaver_plan``. The original stays as it
+    was. A compiled model comes back compiled, with the same optimizer object; compile it before, so that the optimizer's
+    slots count towards the budget.
+
+    Raises:
+      MemsaverError: what ``search_plan`` and ``apply_plan`` raise.
+    """
+    plan = search_plan(
+        model,
+        batch_size=batch_size,
+        budget=budget,
+        max_overhead=max_overhead,
+        strategy=strategy,
+        keep=keep,
+        recompute=recompute,
+        candidates=candidates,
+    )
+    return apply_plan(model, plan)
+
+
+def search_plan(
+    model: Any,
+    *,
+    batch_size: int,
+    budget: int | str | None = None,
+    max_overhead: float | None = None,
+    strategy: str = "auto",
+    keep: str | Sequence[str] = (),
+    recompute: str | Sequence[str] = (),
+    candidates: str | Sequence[str] = (),
+) -> Plan:
+    """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
+
+    Args:
+      model: a built Functional or Sequential Keras 3 model on the TensorFlow backend.
+      batch_size: samples in a training batch (per replica).
+      budget: bytes, or text such as ``"6GiB"``, that the peak of a whole training step must stay within.
+      max_overhead: the extra predicted step time allowed, as a share of the plain step; 0.3 without a budget.
+      strategy: a planner's name; ``"auto"`` takes the quickest step within the budget or, without one, the smallest peak
+        within ``max_overhead``.
+      keep: names or patterns of layers that must not be replayed.
+      recompute: names or patterns of layers that must be replayed.
+      candidates: names or patterns of the only layers behind which a segment may end.
+
+    Raises:
+      InfeasibleBudgetError: nothing fits the budget; it names the smallest that works.
+      InfeasibleOverheadError: the strategy's plan is slower than ``max_overhead`` allows.
+      HintError: a pattern matches no layer, or the hints contradict each other.
+      UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
+    """
+    try:
+        budget_bytes = None if budget is None else parse_bytes(budget)
+    except ValueError as error:
+        raise InvalidRequestError(f"budget: {error}") from error
+    request = Request(
+        budget_bytes=budget_bytes,
+        max_overhead=max_overhead,
+        strategy=strategy,
+        keep=_patterns(keep),
+        recompute=_patterns(recompute),
+        candidates=_patterns(candidates),
+    )
+    return solve(capture_graph(strip(model), batch_size=batch_size), request, versions=versions())
+
+
+def apply_plan(model: Any, plan: Plan) -> Any:
+    """Return ``model`` as one that trains by ``plan``; an optimized model changes its plan.
+
+    Raises:
+      PlanMismatchError: the plan was made for another model; it names the first layer that differs.
+      UnsupportedModelError: the model is no built Functional or Sequential model.
+    """
+    return make_optimized(strip(model), plan)
+
+
+def estimate(model: Any, *, batch_size: int) -> Estimate:
+    """Return where the bytes of one plain training step of ``model`` go, layer by layer; nothing is run.
+
+    Raises:
+      UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
+    """
+    return Estimate.from_graph(capture_graph(strip(model), batch_size=batch_size))
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Return the versions that a plan or a result was made with, sorted by name."""
+    from tf_memsaver import __version__
+
+    found = {
+        "keras": keras.__version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "tf_memsaver": __version__,
+    }
+    return tuple(sorted(found.items()))
+
+
+def _patterns(hint: str | Sequence[str]) -> tuple[str, ...]:
+    return (hint,) if isinstance(hint, str) else tuple(hint)

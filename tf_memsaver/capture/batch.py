@@ -1,0 +1,146 @@
+"""Shapes and made-up contents of one training batch: what capture traces with, and measure and verify run on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
+from tf_memsaver.keras_compat import inner_functional
+
+
+def check_batch_size(batch_size: Any) -> int:
+    """Return ``batch_size`` as an ``int``.
+
+    Raises:
+      InvalidRequestError: not a positive whole number.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        raise InvalidRequestError(
+            f"batch_size must be a positive whole number, got {batch_size!r}. Bytes depend on it, so it has no default."
+        )
+    return int(batch_size)
+
+
+def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
+    """Return a fully known spec for each flat input of the model.
+
+    Raises:
+      UnknownDimensionError: a dimension other than the batch is unknown.
+      InvalidRequestError: an input has a fixed batch size other than ``batch_size``.
+    """
+    specs = []
+    for tensor in model.inputs:
+        shape = tuple(tensor.shape)
+        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
+            raise InvalidRequestError(
+                f"input '{tensor.name}' is sparse or ragged: its size depends on the data, so no plan can be made. "
+                f"Convert it to a dense tensor before the model."
+            )
+        if any(dim is None for dim in shape[1:]):
+            raise UnknownDimensionError(tensor.name, shape)
+        if shape and shape[0] not in (None, batch_size):
+            raise InvalidRequestError(
+                f"input '{tensor.name}' has the fixed batch size {shape[0]}, but batch_size={batch_size} was asked for."
+            )
+        specs.append(tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=tensor.name))
+    return specs
+
+
+def target_specs(model: Any, batch_size: int) -> list[tuple[tf.TensorSpec, int]]:
+    """Return, for each flat output, the spec of its target and its number of classes (0 for a dense target).
+
+    A sparse categorical loss takes integer classes without the last axis; every other loss a target like the output.
+    """
+    losses = _flat_losses(model)
+    specs = []
+    for tensor, loss in zip(model.outputs, losses, strict=True):
+        shape = tuple(batch_size if place == 0 else dim for place, dim in enumerate(tensor.shape))
+        sparse = _is_sparse(loss)
+        spec_shape = shape[:-1] if sparse else shape
+        dtype = "int32" if sparse else tensor.dtype
+        specs.append((tf.TensorSpec(spec_shape, dtype), int(shape[-1]) if sparse else 0))
+    return specs
+
+
+def _flat_losses(model: Any) -> list[Any]:
+    count = len(model.outputs)
+    if not getattr(model, "compiled", False) or model.loss is None:
+        return [None] * count
+    loss = model.loss
+    if isinstance(loss, dict):
+        flat = [loss.get(name) for name in model.output_names]
+    elif isinstance(loss, (list, tuple)):
+        flat = list(keras.tree.flatten(loss))
+    else:
+        flat = [loss] * count
+    return flat if len(flat) == count else [None] * count
+
+
+def _is_sparse(loss: Any) -> bool:
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    sparse_kinds = (keras.losses.SparseCategoricalCrossentropy,)
+    return isinstance(loss, sparse_kinds) or loss is keras.losses.sparse_categorical_crossentropy
+
+
+def pack_inputs(model: Any, flat: list[Any]) -> Any:
+    """Return flat input tensors in the structure that the model is called with."""
+    return _pack(_graph_of(model).input, flat)
+
+
+def pack_targets(model: Any, flat: list[Any]) -> Any:
+    """Return flat targets in the structure of the model's outputs."""
+    return _pack(_graph_of(model).output, flat)
+
+
+def _graph_of(model: Any) -> Any:
+    """Return what knows the structure of inputs and outputs: a Sequential model does not itself."""
+    return inner_functional(model) or model
+
+
+def _pack(structure: Any, flat: list[Any]) -> Any:
+    if isinstance(structure, keras.KerasTensor) or (isinstance(structure, (list, tuple)) and len(flat) == 1):
+        return flat[0]
+    return keras.tree.pack_sequence_as(structure, flat)
+
+
+def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> tuple[Any, Any]:
+    """Return ``(x, y)``, a batch of random tensors that fits the model's inputs and compiled losses.
+
+    Floats are standard normal, integers and booleans 0 or 1 (valid for every vocabulary), class targets uniform.
+    """
+    generator = np.random.default_rng(seed)
+    inputs = [tf.constant(_random(generator, spec, 0)) for spec in input_specs(model, batch_size)]
+    targets = [tf.constant(_random(generator, spec, classes)) for spec, classes in target_specs(model, batch_size)]
+    return pack_inputs(model, inputs), pack_targets(model, targets)
+
+
+def _random(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -> Any:
+    shape = tuple(spec.shape)
+    if spec.dtype == tf.string:
+        return np.full(shape, "a", dtype=object)
+    if classes:
+        return generator.integers(0, classes, shape).astype(spec.dtype.as_numpy_dtype)
+    if spec.dtype.is_floating or spec.dtype.is_complex:
+        return generator.standard_normal(shape).astype(np.float32).astype(spec.dtype.as_numpy_dtype)
+    return generator.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
+
+
+def training_loss(model: Any, x: Any, y: Any, outputs: Any) -> tf.Tensor:
+    """Return the scalar loss of a training step: the compiled loss, else the mean square of every output.
+
+    Losses added by layers and regularizers count in both cases, in the order in which Keras sums them.
+    """
+    if getattr(model, "compiled", False) and model.loss is not None:
+        return model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
+    terms = [
+        tf.reduce_mean(tf.square(tf.cast(output, tf.float32)))
+        for output in keras.tree.flatten(outputs)
+        if output.dtype.is_floating
+    ]
+    terms += [tf.cast(loss, tf.float32) for loss in model.losses]
+    return tf.add_n(terms)

@@ -1,0 +1,224 @@
+"""A Functional or Sequential model as one flat list of layer calls over numbered slots.
+
+Nested Functional models are flattened recursively, a layer shared by two calls becomes two calls. ``capture`` makes one
+unit of each call and ``rewrite`` runs them in segments, so both see the same positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tf_memsaver import keras_compat
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.ir.graph import fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place in the list of tensors that layer calls read and write."""
+
+    index: int
+
+
+class ModelEntry:
+    """The input conversion that a nested model does at its door, as an operation of its own."""
+
+    def __init__(self, model: Any, functional: Any) -> None:
+        self.name = f"{model.name}/inputs"
+        self._functional = functional
+
+    def __call__(self, inputs: Any) -> list[Any]:
+        return keras_compat.standardize_inputs(self._functional, inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCall:
+    """One call of an operation: its arguments hold ``Slot`` leaves, its flat outputs go to ``outputs``.
+
+    ``training`` is what an enclosing nested model forces on the call, ``None`` for the model's own.
+    """
+
+    operation: Any
+    label: str
+    args: Any
+    kwargs: Any
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    training: bool | None
+    signature: str
+
+    def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
+        """Call the operation on the tensors in ``slots``; return its flat outputs."""
+
+        def fill(leaf: Any) -> Any:
+            return slots[leaf.index] if isinstance(leaf, Slot) else leaf
+
+        args = keras.tree.map_structure(fill, self.args)
+        kwargs = keras.tree.map_structure(fill, self.kwargs)
+        bound = keras_compat.bind_training(self.operation, training if self.training is None else self.training)
+        return keras.tree.flatten(bound(*args, **kwargs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSequence:
+    """The layer calls of a model in functional order; ``inputs`` and ``outputs`` are flat slots of the model."""
+
+    calls: tuple[LayerCall, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    slot_count: int
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """The calls' name-free signatures: what a plan's fingerprint is made of."""
+        return tuple(call.signature for call in self.calls)
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest by which a plan recognises this model."""
+        return fingerprint(self.signatures)
+
+
+def check_supported(model: Any) -> Any:
+    """Return the Functional graph that ``model`` runs.
+
+    Raises:
+      UnsupportedModelError: another Keras backend, an unbuilt model, or a model whose ``call`` is its own Python code.
+    """
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
+            f"are not supported here; build the model with Keras 3."
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedModelError(
+            f"Keras runs on its '{keras.backend.backend()}' backend; tf_memsaver needs TensorFlow. "
+            f"Set KERAS_BACKEND=tensorflow before keras is imported."
+        )
+    functional = keras_compat.inner_functional(model)
+    if functional is not None:
+        return functional
+    if isinstance(model, keras.Sequential):
+        raise UnsupportedModelError(
+            f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
+            f"model.build((None, ...)) with the input shape."
+        )
+    raise UnsupportedModelError(
+        f"model '{model.name}' ({type(model).__name__}) computes in its own call(); only Functional and Sequential "
+        f"models can be cut into segments. Build the network with keras.Model(inputs, outputs); a custom train_step "
+        f"may stay."
+    )
+
+
+def list_layer_calls(model: Any) -> CallSequence:
+    """Flatten ``model`` into its layer calls.
+
+    Raises:
+      UnsupportedModelError: see ``check_supported``.
+    """
+    functional = check_supported(model)
+    return _Flattener().flatten(functional)
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self._calls: list[LayerCall] = []
+        self._slot_count = 0
+        self._labels: dict[str, int] = {}
+        self._producer: dict[int, str] = {}
+
+    def flatten(self, functional: Any) -> CallSequence:
+        inputs = self._new_slots(len(functional.inputs))
+        for number, (slot, tensor) in enumerate(zip(inputs, functional.inputs, strict=True)):
+            self._producer[slot] = f"in{number}:{_spec(tensor)}"
+        outputs = self._walk(functional, inputs, prefix="", training=None)
+        return CallSequence(
+            calls=tuple(self._calls), inputs=inputs, outputs=outputs, slot_count=self._slot_count
+        )
+
+    def _new_slots(self, count: int) -> tuple[int, ...]:
+        first = self._slot_count
+        self._slot_count += count
+        return tuple(range(first, first + count))
+
+    def _walk(
+        self, functional: Any, inputs: tuple[int, ...], prefix: str, training: bool | None
+    ) -> tuple[int, ...]:
+        slot_of = {id(tensor): slot for tensor, slot in zip(functional.inputs, inputs, strict=True)}
+
+        def to_slot(leaf: Any) -> Any:
+            return Slot(slot_of[id(leaf)]) if isinstance(leaf, keras.KerasTensor) else leaf
+
+        for node in keras_compat.nodes_in_order(functional):
+            if any(id(tensor) not in slot_of for tensor in node.input_tensors):
+                continue
+            args, kwargs = node.arguments.convert(to_slot)
+            inner = self._inner_functional(node.operation, args, kwargs)
+            if inner is None:
+                outputs = self._new_slots(len(node.outputs))
+                self._add(node.operation, prefix + node.operation.name, args, kwargs, outputs, training, node.outputs)
+            else:
+                outputs = self._enter(node.operation, inner, args, kwargs, prefix, training)
+            for tensor, slot in zip(node.outputs, outputs, strict=True):
+                slot_of[id(tensor)] = slot
+        return tuple(slot_of[id(tensor)] for tensor in functional.outputs)
+
+    def _enter(
+        self, model: Any, inner: Any, args: Any, kwargs: Any, prefix: str, training: bool | None
+    ) -> tuple[int, ...]:
+        entry = ModelEntry(model, inner)
+        entered = self._new_slots(len(inner.inputs))
+        self._add(entry, prefix + entry.name, args, {}, entered, training, inner.inputs)
+        seen = keras_compat.training_seen_by(model, kwargs, training=True if training is None else training)
+        forced = training if seen == (True if training is None else training) else seen
+        return self._walk(inner, entered, prefix=f"{prefix}{model.name}/", training=forced)
+
+    def _inner_functional(self, operation: Any, args: Any, kwargs: Any) -> Any | None:
+        """Return the graph of a nested model that can be flattened here; anything unusual stays one call."""
+        if not isinstance(operation, keras.Model):
+            return None
+        inner = keras_compat.inner_functional(operation)
+        plain_call = len(args) == 1 and not (set(kwargs) - {"training"})
+        own_state = operation.activity_regularizer is not None
+        return inner if inner is not None and plain_call and not own_state else None
+
+    def _add(
+        self,
+        operation: Any,
+        label: str,
+        args: Any,
+        kwargs: Any,
+        outputs: tuple[int, ...],
+        training: bool | None,
+        specs: Sequence[Any],
+    ) -> None:
+        repeat = self._labels.get(label, 0)
+        self._labels[label] = repeat + 1
+        leaves = keras.tree.flatten((args, kwargs))
+        inputs = tuple(dict.fromkeys(leaf.index for leaf in leaves if isinstance(leaf, Slot)))
+        number = len(self._calls)
+        reads = " ".join(self._producer[slot] for slot in inputs)
+        makes = " ".join(_spec(tensor) for tensor in specs)
+        for position, slot in enumerate(outputs):
+            self._producer[slot] = f"{number}.{position}"
+        self._calls.append(
+            LayerCall(
+                operation=operation,
+                label=label if repeat == 0 else f"{label}#{repeat + 1}",
+                args=args,
+                kwargs=kwargs,
+                inputs=inputs,
+                outputs=outputs,
+                training=training,
+                signature=f"{type(operation).__name__}({reads}) -> {makes}",
+            )
+        )
+
+
+def _spec(tensor: Any) -> str:
+    dims = ",".join("?" if dim is None else str(dim) for dim in tensor.shape)
+    return f"{tensor.dtype}[{dims}]"

@@ -1,0 +1,146 @@
+"""The command ``tf-memsaver``, also ``python -m tf_memsaver``. The only module that prints and exits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, NoReturn
+
+from absl import app, flags, logging
+from rich.console import Console
+
+from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
+from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
+from tf_memsaver.report.progress import Progress
+
+if TYPE_CHECKING:
+    from tf_memsaver.command.verbs import Result
+
+DONE, NOT_SATISFIED, BAD_INPUT = 0, 1, 2
+_UNSATISFIED = (InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError)
+_HELP = frozenset({"-h", "-help", "--help"})
+_PLAIN_WIDTH = 140
+"""Columns of a table that does not go to a terminal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """A parsed command line."""
+
+    command: str
+    model: str
+    flags: flags.FlagValues
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line ``argv`` (``sys.argv`` if None) and exit with 0, 1 or 2."""
+    app.run(_run, argv=list(sys.argv if argv is None else argv), flags_parser=_parse)
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+
+def _parse(argv: Sequence[str]) -> Invocation:
+    """Return what the command line asks for, or exit: with help, or with one line that says what is wrong."""
+    arguments = argv[1:]
+    name = arguments[0] if arguments else ""
+    command = COMMANDS.get(name)
+    if _HELP.intersection(arguments):
+        _leave(program_help() if command is None else command_help(command))
+    if name == "--version":
+        _leave(f"tf_memsaver {metadata.version('tf_memsaver')}")
+    if command is None:
+        reason = f"'{name}' is not a command" if name else "no command was given"
+        _reject(f"{reason}; commands are {', '.join(COMMANDS)}")
+    values = new_flags(command)
+    try:
+        _, *rest = values(list(argv))
+    except flags.Error as error:
+        _reject(str(error), name)
+    if len(rest) != 2:
+        _reject(f"'{rest[2]}' is one argument too many" if len(rest) > 2 else "no MODEL was given", name)
+    # absl asks that its own flags count as parsed; without --verbosity it would log at level INFO.
+    flags.FLAGS.mark_as_parsed()
+    if flags.FLAGS["verbosity"].using_default_value:
+        flags.FLAGS.verbosity = logging.WARNING
+    return Invocation(command=name, model=rest[1], flags=values)
+
+
+def _leave(text: str) -> NoReturn:
+    print(text)
+    sys.exit(DONE)
+
+
+def _reject(reason: str, command: str = "") -> NoReturn:
+    call = " ".join(filter(None, (PROGRAM, command, "--help")))
+    print(f"{PROGRAM}: {_one_line(reason)}. See: {call}", file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")
+
+
+# Running ------------------------------------------------------------------------------------------------------------
+
+
+def _run(invocation: Invocation) -> int:
+    """Run a command and print what it found; every error that we raise on purpose becomes one line."""
+    as_json = invocation.flags.format == "json"
+    try:
+        # What a user's model code prints is not a result.
+        with contextlib.redirect_stdout(sys.stderr):
+            result = _call(invocation)
+    except MemsaverError as error:
+        print(f"{PROGRAM}: {_one_line(str(error))}.", file=sys.stderr)
+        if as_json:
+            fields = {"error": type(error).__name__, "message": str(error), **vars(error)}
+            print(json.dumps(fields, indent=1, default=str))
+        return NOT_SATISFIED if isinstance(error, _UNSATISFIED) else BAD_INPUT
+    if as_json:
+        print(json.dumps(result.document, indent=1))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+        for part in result.shown:
+            console.print(part, highlight=False)
+    return DONE if result.satisfied else NOT_SATISFIED
+
+
+def _call(invocation: Invocation) -> Result:
+    with _quiet_start():
+        from tf_memsaver.command.verbs import VERBS
+    return VERBS[invocation.command](invocation.model, invocation.flags, Progress(Console(stderr=True)))
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Keep TensorFlow's start-up messages off stderr, unless the caller has set a log level or the import fails.
+
+    The level alone is not enough: TensorFlow 2.21 writes some messages before it reads it, straight to the descriptor.
+    """
+    # Measuring runs in processes of their own, which need device memory that this process must not take.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    sys.stderr.flush()
+    own = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(own, 2)
+            held.seek(0)
+            os.write(2, held.read())
+            raise
+        finally:
+            os.dup2(own, 2)
+            os.close(own)

@@ -1,0 +1,212 @@
+"""The sub-commands, their flags and help texts. Every command has a set of flags of its own. No TensorFlow here."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from absl import flags
+
+PROGRAM = "tf-memsaver"
+_WIDTH = 110
+
+_ABOUT = "Trains a Keras model in less memory, with identical results, by recomputing well-chosen activations."
+
+_MODEL_HELP = """\
+MODEL is one of
+  a .keras or .h5 file
+  package.module:function   a function without arguments that returns a model; the current directory is importable
+  a name of keras.applications, in any case and without separators (resnet50), built without trained weights"""
+
+_EXIT_HELP = """\
+Results go to stdout, progress and logs to stderr.
+Exit codes: 0 done, 1 not satisfied (no plan fits, the budget was not kept, verification failed), 2 bad input."""
+
+_Definer = Callable[[str, str, flags.FlagValues], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A sub-command: its one-line summary, the arguments of an example, and the names of its flags."""
+
+    name: str
+    summary: str
+    example: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flag:
+    """A flag: how it is defined, what stands for its value in a help text, and the help text."""
+
+    define: _Definer
+    value: str
+    text: str
+
+
+_MODEL = ("batch_size", "input_shape", "optimizer", "loss", "format")
+LIMITS = ("budget", "max_overhead", "strategy", "keep", "recompute", "candidates")
+"""The flags that say what to plan; a plan file takes their place."""
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            name="estimate",
+            summary="Show where the memory of one training step goes, layer by layer.",
+            example="resnet50 --batch_size=32 --optimizer=adam",
+            flags=_MODEL,
+        ),
+        Command(
+            name="plan",
+            summary="Choose what to recompute, show it, and write it to a plan file.",
+            example="resnet50 --batch_size=32 --budget=1GiB --output=plan.json",
+            flags=(*_MODEL, *LIMITS, "output", "overwrite"),
+        ),
+        Command(
+            name="optimize",
+            summary="Plan, rewrite the model, and write it to a folder, as a .keras file and as a SavedModel.",
+            example="resnet50 --batch_size=32 --budget=1GiB --output=out/",
+            flags=(*_MODEL, *LIMITS, "plan", "output", "overwrite", "save_format"),
+        ),
+        Command(
+            name="verify",
+            summary="Train the plain and the optimized model side by side; compare loss, gradients and state by bits.",
+            example="my_package.models:build --batch_size=8 --strategy=min_peak",
+            flags=(*_MODEL, *LIMITS, "plan", "mode", "steps"),
+        ),
+        Command(
+            name="measure",
+            summary="Measure peak memory and step time of the plain and the optimized model, each in its own process.",
+            example="resnet50 --batch_size=32 --budget=1GiB --mode=xla",
+            flags=(*_MODEL, *LIMITS, "plan", "mode", "steps"),
+        ),
+    )
+}
+
+
+def _text(default: str | None = None) -> _Definer:
+    return lambda name, text, values: flags.DEFINE_string(name, default, text, flag_values=values)
+
+
+def _names(*default: str) -> _Definer:
+    return lambda name, text, values: flags.DEFINE_list(name, list(default), text, flag_values=values)
+
+
+def _integer(default: int | None) -> _Definer:
+    return lambda name, text, values: flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)
+
+
+def _share() -> _Definer:
+    return lambda name, text, values: flags.DEFINE_float(name, None, text, lower_bound=0.0, flag_values=values)
+
+
+def _choice(*choices: str, default: str) -> _Definer:
+    return lambda name, text, values: flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)
+
+
+def _switch() -> _Definer:
+    return lambda name, text, values: flags.DEFINE_boolean(name, False, text, flag_values=values)
+
+
+_FLAGS = {
+    "batch_size": _Flag(
+        define=_integer(None), value="N", text="examples in a training batch; needed, because bytes depend on it"
+    ),
+    "input_shape": _Flag(define=_names(), value="H,W,C", text="shape of one example, for a name of keras.applications"),
+    "optimizer": _Flag(
+        define=_text(), value="NAME", text="compile the model with this optimizer, so that its slots count"
+    ),
+    "loss": _Flag(define=_text(), value="NAME", text="compile the model with this loss"),
+    "format": _Flag(
+        define=_choice("text", "json", default="text"),
+        value="text|json",
+        text="what to print: tables, or one JSON document (default: text)",
+    ),
+    "budget": _Flag(
+        define=_text(), value="BYTES", text="peak memory of a whole training step, like 6GiB, 512MiB or 16000000000"
+    ),
+    "max_overhead": _Flag(
+        define=_share(),
+        value="SHARE",
+        text="longest extra step time allowed, as a share of the plain step (default without a budget: 0.3)",
+    ),
+    "strategy": _Flag(
+        define=_text("auto"),
+        value="NAME",
+        text="planner: auto, min_peak, min_time, chen_sqrt or chen_greedy (default: auto)",
+    ),
+    "keep": _Flag(
+        define=_names(),
+        value="NAMES",
+        text="layers never to recompute: names or patterns (conv1_*), separated by commas",
+    ),
+    "recompute": _Flag(define=_names(), value="NAMES", text="layers always to recompute"),
+    "candidates": _Flag(define=_names(), value="NAMES", text="cut only behind these layers"),
+    "plan": _Flag(define=_text(), value="FILE", text="apply this plan file instead of planning"),
+    "output": _Flag(
+        define=_text(), value="PATH", text="where to write; never over something that is there, unless --overwrite"
+    ),
+    "overwrite": _Flag(define=_switch(), value="", text="replace what --output holds"),
+    "save_format": _Flag(
+        define=_names("keras", "saved_model"),
+        value="NAMES",
+        text="what to write beside plan.json: keras, saved_model (default: both)",
+    ),
+    "mode": _Flag(
+        define=_choice("eager", "graph", "xla", default="graph"),
+        value="MODE",
+        text="how to run the steps: eager, graph or xla (default: graph)",
+    ),
+    "steps": _Flag(define=_integer(3), value="N", text="training steps to run (default: 3)"),
+}
+_VERBOSITY_HELP = "log level: -1 warnings, 0 information, 1 debugging (default: -1)"
+
+
+def new_flags(command: Command) -> flags.FlagValues:
+    """Return a fresh set of the command's flags, not parsed yet, with absl's own ``--verbosity``."""
+    values = flags.FlagValues()
+    for name in command.flags:
+        _FLAGS[name].define(name, _FLAGS[name].text, values)
+    values["verbosity"] = flags.FLAGS["verbosity"]
+    return values
+
+
+def program_help() -> str:
+    """Return the help text of the program."""
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS.values())
+    return "\n\n".join(
+        (
+            _ABOUT,
+            f"Usage: {PROGRAM} COMMAND MODEL [flags]",
+            f"Commands\n{commands}",
+            _MODEL_HELP,
+            _EXIT_HELP,
+            f"{PROGRAM} COMMAND --help lists the flags of a command.",
+        )
+    )
+
+
+def command_help(command: Command) -> str:
+    """Return the help text of a command."""
+    rows = [
+        (f"--{name}={_FLAGS[name].value}" if _FLAGS[name].value else f"--{name}", _FLAGS[name].text)
+        for name in command.flags
+    ]
+    rows.append(("--verbosity=N", _VERBOSITY_HELP))
+    width = max(len(head) for head, _ in rows) + 4
+    lines = [
+        textwrap.fill(text, _WIDTH, initial_indent=f"  {head:<{width - 2}}", subsequent_indent=" " * width)
+        for head, text in rows
+    ]
+    return "\n\n".join(
+        (
+            command.summary,
+            f"Usage: {PROGRAM} {command.name} MODEL [flags]\nExample: {PROGRAM} {command.name} {command.example}",
+            _MODEL_HELP,
+            "\n".join(["Flags", *lines]),
+            _EXIT_HELP,
+        )
+    )

@@ -1,0 +1,118 @@
+"""The model that a command line names: a file, a function, or a short name of keras.applications."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from absl import logging
+
+from tf_memsaver.errors import InvalidRequestError
+
+_FILE_ENDINGS = (".keras", ".h5", ".hdf5")
+
+
+def load_model(
+    source: str,
+    *,
+    input_shape: Sequence[int] | None = None,
+    optimizer: str | None = None,
+    loss: str | None = None,
+) -> keras.Model:
+    """Return the model that ``source`` names.
+
+    Args:
+      source: a ``.keras`` or ``.h5`` file, ``package.module:function`` (called without arguments; the current directory
+        is importable), or a name of keras.applications in any spelling of its case and separators (``resnet50``), which
+        is built without trained weights.
+      input_shape: shape of one example, for a model of keras.applications.
+      optimizer: name of an optimizer; the model is compiled with it, and with ``loss``.
+      loss: name of a loss.
+
+    Raises:
+      InvalidRequestError: nothing is found under that name, or what is found fails or is not a Keras model.
+    """
+    if source.lower().endswith(_FILE_ENDINGS):
+        model = _from_file(source)
+    elif os.path.isdir(source):
+        raise InvalidRequestError(
+            f"'{source}' is a folder; the model must be a .keras or .h5 file, package.module:function, or a name of "
+            f"keras.applications."
+        )
+    elif ":" in source:
+        model = _from_function(source)
+    else:
+        return _compiled(_from_applications(source, input_shape), optimizer, loss)
+    if input_shape is not None:
+        raise InvalidRequestError("input_shape is only for names of keras.applications; other models have their own.")
+    return _compiled(model, optimizer, loss)
+
+
+def _from_file(path: str) -> keras.Model:
+    if not os.path.isfile(path):
+        raise InvalidRequestError(f"there is no model file '{path}'.")
+    # An optimized model is loaded through the classes that are registered here.
+    importlib.import_module("tf_memsaver.api")
+    return _called(f"load '{path}'", lambda: keras.models.load_model(path))
+
+
+def _from_function(source: str) -> keras.Model:
+    module_name, _, attribute = source.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+    def build() -> Any:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        return found if isinstance(found, keras.Model) else found()
+
+    return _called(f"make a model from '{source}'", build)
+
+
+def _from_applications(source: str, input_shape: Sequence[int] | None) -> keras.Model:
+    builders = {_plain(name): name for name in dir(keras.applications) if name[0].isupper()}
+    name = builders.get(_plain(source))
+    if name is None:
+        close = difflib.get_close_matches(_plain(source), builders, n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise InvalidRequestError(
+            f"'{source}' is not a model of keras.applications.{hint} A model may also be a .keras or .h5 file, or "
+            f"package.module:function."
+        )
+    shape = None if input_shape is None else tuple(input_shape)
+    build = getattr(keras.applications, name)
+    return _called(f"build keras.applications.{name}", lambda: build(weights=None, input_shape=shape))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _called(what: str, build: Callable[[], Any]) -> keras.Model:
+    """Run somebody else's code; whatever it raises is bad input, not a fault of ours."""
+    try:
+        model = build()
+    except Exception as error:
+        logging.debug("cannot %s", what, exc_info=True)
+        raise InvalidRequestError(f"cannot {what}: {type(error).__name__}: {error}") from error
+    if not isinstance(model, keras.Model):
+        raise InvalidRequestError(f"cannot {what}: it gave a {type(model).__name__}, not a keras.Model.")
+    return model
+
+
+def _compiled(model: keras.Model, optimizer: str | None, loss: str | None) -> keras.Model:
+    if optimizer is None and loss is None:
+        return model
+
+    def compile_model() -> keras.Model:
+        model.compile(optimizer=optimizer or "sgd", loss=loss)
+        return model
+
+    return _called(f"compile with optimizer={optimizer!r}, loss={loss!r}", compile_model)

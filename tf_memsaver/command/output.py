@@ -1,0 +1,61 @@
+"""Output folders that are never half there, and never written over something without leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tf_memsaver.errors import InvalidRequestError, OutputExistsError
+
+PLAN_FILE = "plan.json"
+"""Every folder that we write holds a plan; only such a folder may be replaced."""
+
+
+def check_output(path: str | None, *, overwrite: bool, folder: bool) -> Path:
+    """Check, before any long work, that the output can be written; return its path.
+
+    Raises:
+      InvalidRequestError: no path was given, or overwriting would remove something that we did not write.
+      OutputExistsError: something is there, and ``overwrite`` is not set.
+    """
+    if not path:
+        raise InvalidRequestError("say where to write, with --output.")
+    target = Path(os.path.abspath(path))
+    if not target.parent.is_dir():
+        raise InvalidRequestError(f"the folder '{target.parent}' of --output does not exist. Make it first.")
+    if not os.path.lexists(target) or (folder and target.is_dir() and not any(target.iterdir())):
+        return target
+    if not overwrite:
+        raise OutputExistsError(path)
+    if target.is_dir() if not folder else not (target / PLAN_FILE).is_file():
+        raise InvalidRequestError(
+            f"'{path}' was not written by this command, so --overwrite does not replace it. Choose another path."
+        )
+    return target
+
+
+@contextlib.contextmanager
+def written_beside(target: Path) -> Iterator[Path]:
+    """Yield a fresh folder beside ``target`` that takes its place when the block ends well, and else disappears."""
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
+    old = fresh.with_name(f"{fresh.name}-old")
+    try:
+        yield fresh
+        fresh.chmod(0o777 & ~_umask())
+        if target.is_dir():
+            target.rename(old)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    """Return the process's file mode mask; ``mkdtemp`` ignores it and makes the folder private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

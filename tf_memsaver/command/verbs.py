@@ -1,0 +1,188 @@
+"""The sub-commands: each loads the model, calls the library, and returns what it found; none prints or exits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from rich.console import RenderableType
+
+from tf_memsaver import api
+from tf_memsaver.command.flags import LIMITS
+from tf_memsaver.command.model_source import load_model
+from tf_memsaver.command.output import PLAN_FILE, check_output, written_beside
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.plan.types import Plan
+from tf_memsaver.report import tables
+from tf_memsaver.report.progress import Progress
+from tf_memsaver.units import format_bytes, parse_bytes
+
+MODEL_FILE, SAVED_MODEL_FOLDER = "model.keras", "saved_model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a command found: whether the caller is satisfied, the same for programs, and for people."""
+
+    satisfied: bool
+    document: dict[str, Any]
+    shown: tuple[RenderableType, ...]
+
+
+def estimate(source: str, flags: Any, progress: Progress) -> Result:
+    """Count one training step, layer by layer."""
+    model = _load(source, flags, progress)
+    batch_size = _batch_size(flags, None)
+    with progress.stage("tracing one training step"):
+        found = api.estimate(model, batch_size=batch_size)
+    shown = (tables.layers_table(found), tables.totals_table(found))
+    return Result(satisfied=True, document=found.to_json(), shown=shown)
+
+
+def plan(source: str, flags: Any, progress: Progress) -> Result:
+    """Make a plan, and write it when --output says where."""
+    target = check_output(flags.output, overwrite=flags.overwrite, folder=False) if flags.output else None
+    model = _load(source, flags, progress)
+    made = _search(_plain(model), flags, progress)
+    shown: tuple[RenderableType, ...] = (tables.segments_table(made), tables.before_after_table(made))
+    if target is not None:
+        made.save(target)
+        shown += (f"plan written to {flags.output}",)
+    return Result(satisfied=True, document=made.to_json(), shown=shown)
+
+
+def optimize(source: str, flags: Any, progress: Progress) -> Result:
+    """Plan and rewrite the model, and write the output folder."""
+    unknown = set(flags.save_format) - {"keras", "saved_model"}
+    if unknown:
+        raise InvalidRequestError(f"save_format: '{min(unknown)}' is not one of keras, saved_model.")
+    target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
+    model = _load(source, flags, progress)
+    made, optimized = _planned(model, flags, progress)
+    files = [PLAN_FILE]
+    with written_beside(target) as folder:
+        made.save(folder / PLAN_FILE)
+        if "keras" in flags.save_format:
+            with progress.stage(f"writing {MODEL_FILE}"):
+                optimized.save(folder / MODEL_FILE)
+            files.append(MODEL_FILE)
+        if "saved_model" in flags.save_format:
+            with progress.stage(f"exporting {SAVED_MODEL_FOLDER}"):
+                api.export_saved_model(optimized, folder / SAVED_MODEL_FOLDER)
+            files.append(SAVED_MODEL_FOLDER)
+    shown = (tables.before_after_table(made), f"{', '.join(files)} written to {flags.output}")
+    document = {"output": str(target), "files": files, "plan": made.to_json()}
+    return Result(satisfied=True, document=document, shown=shown)
+
+
+def verify(source: str, flags: Any, progress: Progress) -> Result:
+    """Compare the plain and the optimized model over some training steps."""
+    model = _load(source, flags, progress)
+    made, optimized = _planned(model, flags, progress)
+    with progress.stage(f"training plain and optimized model, {flags.mode} mode"):
+        found = api.verify(
+            _plain(model),
+            optimized,
+            batch_size=_batch_size(flags, made),
+            steps=flags.steps,
+            mode=flags.mode,
+        )
+    shown = (tables.verification_table(found), str(found), str(made))
+    document = {"plan": made.to_json(), "verification": found.to_json()}
+    return Result(satisfied=found.passed, document=document, shown=shown)
+
+
+def measure(source: str, flags: Any, progress: Progress) -> Result:
+    """Measure both models, each in a process of its own, and compare the optimized one with the budget."""
+    budget = _bytes(flags.budget)
+    model = _load(source, flags, progress)
+    made, optimized = _planned(model, flags, progress)
+    budget = made.request.budget_bytes if budget is None else budget
+    rows = []
+    for name, subject, predicted in (
+        ("plain", _plain(model), made.plain_peak_bytes),
+        ("optimized", optimized, made.peak_bytes),
+    ):
+        with progress.stage(f"measuring the {name} model, {flags.mode} mode"):
+            found = api.measure(subject, batch_size=_batch_size(flags, made), mode=flags.mode, steps=flags.steps)
+        rows.append((name, predicted, found))
+    peak = rows[-1][2].peak_bytes
+    kept = None if budget is None else peak <= budget
+    shown: tuple[RenderableType, ...] = (tables.measurements_table(rows),)
+    if budget is not None:
+        sign, verdict = ("≤", "kept") if kept else (">", "NOT kept")
+        shown += (f"budget {verdict}: measured {format_bytes(peak)} {sign} {format_bytes(budget)}",)
+    document = {
+        "plan": made.to_json(),
+        "budget_bytes": budget,
+        "budget_kept": kept,
+        "measurements": {name: {"predicted_peak_bytes": peak, **found.to_json()} for name, peak, found in rows},
+    }
+    return Result(satisfied=kept is not False, document=document, shown=shown)
+
+
+VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
+    verb.__name__: verb for verb in (estimate, plan, optimize, verify, measure)
+}
+
+
+# Steps that the verbs share -----------------------------------------------------------------------------------------
+
+
+def _load(source: str, flags: Any, progress: Progress) -> keras.Model:
+    try:
+        shape = [int(size) for size in flags.input_shape] or None
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"input_shape must be whole numbers like 128,128,3, got {','.join(flags.input_shape)!r}."
+        ) from error
+    with progress.stage(f"loading {source}"):
+        model = load_model(source, input_shape=shape, optimizer=flags.optimizer, loss=flags.loss)
+    if not getattr(model, "compiled", False):
+        progress.note("the model is not compiled, so no optimizer slots are counted; --optimizer=NAME compiles it")
+    return model
+
+
+def _plain(model: keras.Model) -> keras.Model:
+    return model if getattr(model, "memsaver_plan", None) is None else api.strip(model)
+
+
+def _batch_size(flags: Any, made: Plan | None) -> int:
+    size = flags.batch_size if flags.batch_size is not None or made is None else made.batch_size
+    if size is None:
+        raise InvalidRequestError("give --batch_size: bytes depend on it, so it has no default.")
+    return int(size)
+
+
+def _bytes(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"budget: {error}.") from error
+
+
+def _search(model: keras.Model, flags: Any, progress: Progress) -> Plan:
+    limits = {name: getattr(flags, name) for name in LIMITS}
+    limits["budget"] = _bytes(flags.budget)
+    batch_size = _batch_size(flags, None)
+    with progress.stage("tracing one training step and planning"):
+        return api.search_plan(model, batch_size=batch_size, **limits)
+
+
+def _planned(model: keras.Model, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
+    """Return a plan and the optimized model: from the plan file, from the model's own plan, or planned anew."""
+    given = [name for name in LIMITS if not flags[name].using_default_value]
+    own = getattr(model, "memsaver_plan", None)
+    if flags.plan is not None:
+        clash = [name for name in given if name != "budget"]
+        if clash:
+            raise InvalidRequestError(f"--{clash[0]} says how to plan, but --plan gives a plan. Leave one of them out.")
+        made = Plan.load(flags.plan)
+    elif own is not None and not given:
+        return own, model
+    else:
+        made = _search(_plain(model), flags, progress)
+    with progress.stage("rewriting the model"):
+        return made, api.apply_plan(_plain(model), made)

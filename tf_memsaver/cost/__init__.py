@@ -1,0 +1,1 @@
+"""What an operation costs: bytes, floating-point operations, workspace and time. No TensorFlow here."""

@@ -1,0 +1,89 @@
+"""TensorFlow's best-fit-with-coalescing allocator, as far as it decides how many bytes a step is said to use.
+
+``BFCAllocator`` (tensorflow/core/common_runtime, TensorFlow 2.21) serves GPUs, and on CPUs with oneDNN all buffers above
+256 KiB. It hands out a free chunk whole unless that is at least twice the bytes asked for (or 128 MiB larger), and
+``get_memory_info`` counts the chunk: so the reported bytes exceed the tensors' bytes by what does not fit.
+
+Memory comes in regions whose chunks never join. A GPU is one region (taken as endless: nothing fails to fit here); a CPU
+grows by regions that double in size, from 2 MiB.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+LARGEST_REMAINDER = 128 << 20
+"""A chunk is split when more than this would be wasted (``kMaxInternalFragmentation``)."""
+
+FIRST_REGION = 2 << 20
+"""Size of the first region where memory grows (``kInitialRegionSize``)."""
+
+GRANULARITY = 256
+"""Bytes are rounded up to a multiple of this (``kMinAllocationSize``)."""
+
+
+class BestFitAllocator:
+    """Chunks of memory: ``allocate`` returns an address, ``used_bytes`` is the sum of the chunks handed out."""
+
+    def __init__(self, *, growing: bool) -> None:
+        """Start empty; ``growing`` for a CPU, whose regions double, else one endless region."""
+        self.used_bytes = 0
+        self._next_region = FIRST_REGION if growing else 1 << 62
+        self._end = 0
+        self._free: list[tuple[int, int]] = []
+        self._free_at: dict[int, int] = {}
+        self._free_ending: dict[int, int] = {}
+        self._taken: dict[int, int] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        """Hand out the smallest free chunk that fits (the lowest of equals), split where the rest is large enough."""
+        wanted = -(-nbytes // GRANULARITY) * GRANULARITY
+        place = bisect_left(self._free, (wanted, -1))
+        if place == len(self._free):
+            self._grow(wanted)
+            place = bisect_left(self._free, (wanted, -1))
+        size, address = self._free[place]
+        self._remove_free(address, size)
+        if size >= 2 * wanted or size - wanted >= LARGEST_REMAINDER:
+            self._add_free(address + wanted, size - wanted)
+            size = wanted
+        self._taken[address] = size
+        self.used_bytes += size
+        return address
+
+    def free(self, address: int) -> None:
+        """Take a chunk back and join it with free neighbours of its region."""
+        size = self._taken.pop(address)
+        self.used_bytes -= size
+        before = self._free_ending.get(address)
+        if before is not None:
+            self._remove_free(before, address - before)
+            size += address - before
+            address = before
+        after = self._free_at.get(address + size)
+        if after is not None:
+            self._remove_free(address + size, after)
+            size += after
+        self._add_free(address, size)
+
+    def _grow(self, wanted: int) -> None:
+        """Add a region that holds ``wanted`` (``BFCAllocator::Extend``); a gap keeps it apart from the one before."""
+        if wanted <= self._next_region:
+            size = self._next_region
+            self._next_region *= 2
+        else:
+            while self._next_region < wanted:
+                self._next_region *= 2
+            size = self._next_region
+        self._add_free(self._end, size)
+        self._end += size + GRANULARITY
+
+    def _add_free(self, address: int, size: int) -> None:
+        insort(self._free, (size, address))
+        self._free_at[address] = size
+        self._free_ending[address + size] = address
+
+    def _remove_free(self, address: int, size: int) -> None:
+        del self._free[bisect_left(self._free, (size, address))]
+        del self._free_at[address]
+        del self._free_ending[address + size]

@@ -1,0 +1,121 @@
+"""One error family: fields for programs, one sentence for people."""
+
+from __future__ import annotations
+
+from tf_memsaver.units import format_bytes
+
+
+class MemsaverError(Exception):
+    """Base of every error that tf_memsaver raises on purpose."""
+
+
+class InvalidRequestError(MemsaverError):
+    """An argument has no meaning here; the sentence names it and what is accepted."""
+
+
+class UnsupportedModelError(MemsaverError):
+    """The model is of a kind that cannot be captured or rewritten; the sentence says what would help."""
+
+
+class UnknownDimensionError(MemsaverError):
+    """An input has a dimension, other than the batch, that is not known."""
+
+    def __init__(self, input_name: str, shape: tuple[int | None, ...]) -> None:
+        super().__init__(input_name, shape)
+        self.input_name, self.shape = input_name, shape
+
+    def __str__(self) -> str:
+        return (
+            f"input '{self.input_name}' has shape {self.shape}: an unknown dimension cannot be counted in bytes. "
+            f"Give keras.Input a full shape (all but the batch) before optimizing."
+        )
+
+
+class InfeasibleBudgetError(MemsaverError):
+    """No plan of the planner's class stays within the budget."""
+
+    def __init__(self, budget_bytes: int, least_bytes: int) -> None:
+        super().__init__(budget_bytes, least_bytes)
+        self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"no plan fits {format_bytes(self.budget_bytes)}; the smallest found that trains this model at this "
+            f"batch size is {format_bytes(self.least_bytes)} ({self.least_bytes} bytes). "
+            f"Raise the budget or lower the batch size."
+        )
+
+
+class InfeasibleOverheadError(MemsaverError):
+    """No plan keeps the predicted step within ``max_overhead``."""
+
+    def __init__(self, max_overhead: float, least_overhead: float) -> None:
+        super().__init__(max_overhead, least_overhead)
+        self.max_overhead, self.least_overhead = max_overhead, least_overhead
+
+    def __str__(self) -> str:
+        return (
+            f"the plan asked for needs a step {self.least_overhead:.1%} longer, more than the {self.max_overhead:.1%} "
+            f"allowed. Raise max_overhead, or choose strategy='auto'."
+        )
+
+
+class HintError(MemsaverError):
+    """A ``keep``, ``recompute`` or ``candidates`` pattern matches no layer, or two hints contradict each other."""
+
+
+class PlanMismatchError(MemsaverError):
+    """A plan was made for another graph."""
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(difference)
+        self.difference = difference
+
+    def __str__(self) -> str:
+        return (
+            f"the plan was made for another model: {self.difference}. "
+            f"Make a new plan for this model with tf_memsaver.search_plan."
+        )
+
+
+class PlanFormatError(MemsaverError):
+    """A file or dictionary is not a plan that this version can read."""
+
+
+class CertificationError(MemsaverError):
+    """A planner proposed a plan that the simulator does not accept."""
+
+    def __init__(self, strategy: str, reason: str) -> None:
+        super().__init__(strategy, reason)
+        self.strategy, self.reason = strategy, reason
+
+    def __str__(self) -> str:
+        return (
+            f"planner '{self.strategy}' proposed a plan that the simulator rejects: {self.reason}. "
+            f"Choose another strategy; if the planner is not your own, please report this."
+        )
+
+
+class SecondDerivativeError(MemsaverError):
+    """A gradient of a gradient went through a recompute segment."""
+
+    def __str__(self) -> str:
+        return (
+            "second derivatives through a recompute segment are not supported. "
+            "Use tf_memsaver.strip(model) for the part of the training that needs them."
+        )
+
+
+class MeasurementError(MemsaverError):
+    """A measuring process failed; the sentence carries the end of its log."""
+
+
+class OutputExistsError(MemsaverError):
+    """The output path holds something already."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"'{self.path}' exists already. Choose another path, or allow overwriting it (--overwrite)."

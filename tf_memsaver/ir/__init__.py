@@ -1,0 +1,1 @@
+"""The captured training step as plain data: graph, topology and a stable text form."""

@@ -1,0 +1,249 @@
+"""The one module that touches Keras internals. Read from Keras 3.15.1; what is used is listed in each docstring.
+
+Everything else in the package uses the public API of Keras 3 and calls in here for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import AutocastScope, get_autocast_scope, get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import StatelessScope, get_stateless_scope, in_stateless_scope
+from keras.src.layers.layer import CallContext
+from keras.src.models.functional import Functional
+from keras.src.models.functional import operation_fn as _operation_fn
+
+
+def inner_functional(model: Any) -> Functional | None:
+    """Return the Functional graph that ``model`` runs, or ``None`` when its ``call`` is its own code.
+
+    Uses ``Sequential._functional`` and compares the class's ``call`` with the two classes' own; a class made by
+    ``rewrite`` names the class that it was made from in ``memsaver_base``.
+    """
+    call = getattr(type(model), "memsaver_base", type(model)).call
+    if isinstance(model, keras.Sequential):
+        return model._functional if call is keras.Sequential.call else None
+    if isinstance(model, Functional):
+        return model if call is Functional.call else None
+    return None
+
+
+def nodes_in_order(functional: Functional) -> list[Any]:
+    """Return the nodes that ``Function._run_through_graph`` runs, in its order (``_nodes_by_depth``, deepest first)."""
+    nodes = []
+    for depth in sorted(functional._nodes_by_depth, reverse=True):
+        nodes.extend(n for n in functional._nodes_by_depth[depth] if n.operation and not n.is_input)
+    return nodes
+
+
+def standardize_inputs(functional: Functional, inputs: Any) -> list[Any]:
+    """Return the flat, converted inputs as ``Functional.call`` makes them (``_standardize_inputs``)."""
+    return functional._standardize_inputs(inputs)
+
+
+def bind_training(operation: Any, training: bool | None) -> Callable[..., Any]:
+    """Return ``operation`` with ``training`` passed on exactly as ``Functional.call`` passes it (``operation_fn``)."""
+    return _operation_fn(operation, training=training)
+
+
+def training_seen_by(operation: Any, kwargs: dict[str, Any], training: bool) -> bool:
+    """Return the ``training`` that a nested model's call gets when its parent is called with ``training``."""
+
+    class Probe:
+        _call_context_args = getattr(operation, "_call_context_args", ())
+        _call_has_training_arg = True
+
+        def __call__(self, **seen: Any) -> Any:
+            return seen.get("training")
+
+    given = {k: v for k, v in kwargs.items() if k == "training"}
+    seen = _operation_fn(Probe(), training=training)(**given)
+    return training if seen is None else bool(seen)
+
+
+class Environment:
+    """What a layer call inherits from its surroundings: call-context arguments and the autocast dtype."""
+
+    __slots__ = ("arguments", "autocast_dtype", "autocast_set")
+
+    def __init__(self, arguments: dict[str, Any], autocast_set: bool, autocast_dtype: str | None) -> None:
+        self.arguments, self.autocast_set, self.autocast_dtype = arguments, autocast_set, autocast_dtype
+
+
+def current_environment(training: bool | None) -> Environment:
+    """Return the surroundings of the running call (global attribute ``current_call_ctx``), with ``training`` set."""
+    context = global_state.get_global_attribute("current_call_ctx")
+    arguments = {} if context is None else {k: v for k, v in vars(context).items() if k != "entry_layer"}
+    arguments["training"] = training
+    scope = get_autocast_scope()
+    return Environment(arguments, scope is not None, None if scope is None else scope.dtype)
+
+
+@contextlib.contextmanager
+def call_environment(environment: Environment) -> Iterator[None]:
+    """Run layers as if inside the model's call: a replay happens after that call has ended.
+
+    The context's entry layer is none of the model's, so that no layer resets the context or clears its losses.
+    """
+    outer = global_state.get_global_attribute("current_call_ctx")
+    context = CallContext(entry_layer=None)
+    for name, value in environment.arguments.items():
+        context.set_value(name, value)
+    global_state.set_global_attribute("current_call_ctx", context)
+    try:
+        if environment.autocast_set:
+            with AutocastScope(environment.autocast_dtype):
+                yield
+        else:
+            yield
+    finally:
+        global_state.set_global_attribute("current_call_ctx", outer)
+
+
+class RecordingScope(StatelessScope):
+    """A StatelessScope that reads variables it was not told of once, and remembers what was updated and added.
+
+    A variable that is not in ``given`` is read at its first use (from the enclosing scope, if there is one) and keeps
+    that value, so that a replay under ``mapping()`` sees what the first run saw. ``unlisted_trainable`` collects
+    trainable variables that were read without being given: for a gradient they must become arguments.
+    ``losses_added`` pairs each loss with the layer that added it.
+    """
+
+    def __init__(self, given: list[tuple[Any, Any]]) -> None:
+        super().__init__(state_mapping=None, collect_losses=True, initialize_variables=False)
+        self.original_scope: Any = None
+        self.operation: Any = None
+        self.unlisted_trainable: list[Any] = []
+        self._pending_losses: list[tuple[Any, Any]] = []
+        self._variables: dict[int, Any] = {}
+        self._seen: dict[int, Any] = {}
+        self._updated: dict[int, Any] = {}
+        for variable, tensor in given:
+            self._variables[id(variable)] = variable
+            self._seen[id(variable)] = tensor
+            self.state_mapping[id(variable)] = tensor
+
+    def get_current_value(self, variable: Any) -> Any:
+        key = id(variable)
+        if key not in self.state_mapping:
+            value = None if self.original_scope is None else self.original_scope.get_current_value(variable)
+            if value is None:
+                value = variable._value
+            if value is None:
+                return None
+            if is_trained(variable):
+                self.unlisted_trainable.append(variable)
+            tensor = tf.convert_to_tensor(value)
+            self._variables[key] = variable
+            self._seen[key] = self.state_mapping[key] = tensor
+        return self.state_mapping[key]
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        # The value before the update is what a replay must start from, also when the layer never reads it.
+        self.get_current_value(variable)
+        self._updated[id(variable)] = variable
+        # A variable that is read after it was assigned passes no gradient on to what was assigned.
+        super().add_update((variable, tf.stop_gradient(value)))
+
+    def add_loss(self, loss: Any) -> None:
+        super().add_loss(loss)
+        self._pending_losses.append((self.operation, loss))
+
+    def mapping(self) -> list[tuple[Any, Any]]:
+        """Return (variable, value at the start of the scope) for all variables that were given or read."""
+        return [(self._variables[key], tensor) for key, tensor in self._seen.items()]
+
+    def updates(self) -> list[tuple[Any, Any]]:
+        """Return (variable, new value) for all variables that were assigned, in order of their first assignment."""
+        return [(variable, self.state_mapping[key]) for key, variable in self._updated.items()]
+
+    def losses_added(self) -> list[tuple[Any, Any]]:
+        """Return (layer, loss) in the order in which they were added (``Layer._loss_ids`` tells the layer)."""
+        return [(_loss_owner(operation, loss), loss) for operation, loss in self._pending_losses]
+
+
+def recording_scope() -> RecordingScope | None:
+    """Return the RecordingScope that is active, if any: the replay of an enclosing segment."""
+    scope = get_stateless_scope()
+    return scope if isinstance(scope, RecordingScope) else None
+
+
+def read_variable(variable: Any) -> Any:
+    """Return the value that ``variable`` has here, as a tensor that is not autocast; a tape sees the read.
+
+    Inside a stateless scope that is the scope's value (``Variable.value`` without ``_maybe_autocast``).
+    """
+    scope = get_stateless_scope()
+    value = None if scope is None else scope.get_current_value(variable)
+    return tf.convert_to_tensor(variable._value if value is None else value)
+
+
+def losses_of(operation: Any) -> list[Any]:
+    """Return the losses that ``operation`` and its sublayers have added since they were last cleared (``_losses``)."""
+    layers = operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else []
+    return [loss for layer in layers for loss in layer._losses]
+
+
+def is_trained(variable: Any) -> bool:
+    """Whether a gradient may be asked for: trainable and of a floating dtype (``Variable._dtype``, never autocast)."""
+    return bool(variable.trainable) and tf.as_dtype(variable._dtype).is_floating
+
+
+def _loss_owner(operation: Any, loss: Any) -> Any:
+    for layer in operation._flatten_layers():
+        if id(loss) in layer._loss_ids:
+            layer._loss_ids.discard(id(loss))
+            return layer
+    return operation
+
+
+def pack_outputs(functional: Functional, flat: list[Any]) -> Any:
+    """Return flat outputs in the structure that ``Functional.call`` returns (``_outputs_struct``, single one unpacked)."""
+    packed = keras.tree.pack_sequence_as(functional._outputs_struct, flat)
+    return packed[0] if isinstance(packed, (list, tuple)) and len(packed) == 1 else packed
+
+
+def share_sequential(source: Any, target: Any) -> None:
+    """Give ``target`` the layers and the graph of a built Sequential (``_layers``, ``_functional``)."""
+    target._layers = list(source._layers)
+    target._functional = source._functional
+    target.built = True
+
+
+def share_attributes(source: Any, target: Any) -> None:
+    """Carry over what ``source`` has and ``target`` lacks, and the settings that its constructor took.
+
+    What the constructor or ``compile`` sets is left alone: ``target`` has its own of those already.
+    """
+    settings = ("_trainable", "_dtype_policy", "autocast", "_distribute_strategy", "_manual_input_spec")
+    own = set(vars(target)) | {"_memsaver"}
+    for name, value in vars(source).items():
+        if name in settings:
+            object.__setattr__(target, name, value)
+        elif name not in own:
+            setattr(target, name, value)
+
+
+def compile_arguments(model: Any) -> dict[str, Any] | None:
+    """Return the keyword arguments to compile another model as ``model`` is (``_compile_config``); None if not kept.
+
+    The optimizer is the very object: it may be wrapped for loss scaling and hold slots already.
+    """
+    config = getattr(model, "_compile_config", None)
+    arguments = getattr(config, "config", None)
+    if not isinstance(arguments, dict):
+        return None
+    return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
+
+
+def serialize_class_as(cls: type, registered: type) -> None:
+    """Make instances of ``cls`` serialize under the registered name of another class (``GLOBAL_CUSTOM_NAMES``)."""
+    from keras.src.saving import object_registration
+
+    object_registration.GLOBAL_CUSTOM_NAMES[cls] = object_registration.get_registered_name(registered)

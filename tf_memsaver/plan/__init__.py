@@ -1,0 +1,1 @@
+"""Plans, the simulator that judges them, and the planners that propose them. No TensorFlow here."""

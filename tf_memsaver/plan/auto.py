@@ -1,0 +1,36 @@
+"""``auto``: picks by what the caller asked."""
+
+from __future__ import annotations
+
+from tf_memsaver.errors import InfeasibleOverheadError
+from tf_memsaver.plan.min_time import quickest_within
+from tf_memsaver.plan.one_level import OneLevel, tidied
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.registry import Choice, register_planner
+from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, SegmentMode
+
+
+@register_planner("auto")
+def auto(problem: Problem) -> Choice:
+    """Return the quickest plan within the budget; without a budget, the least peak within the overhead.
+
+    The overhead is ``max_overhead``, or ``DEFAULT_MAX_OVERHEAD`` when the request has none. Where a budget is given and
+    the plain step fits, everything is stored.
+
+    Raises:
+      InfeasibleBudgetError: the least peak is above the budget.
+      InfeasibleOverheadError: the hints force more recomputation than the overhead allows.
+    """
+    request, plans = problem.request, OneLevel(problem)
+    if request.budget_bytes is not None:
+        found = quickest_within(plans, request.budget_bytes)
+        replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in found.segments)
+        return Choice(planner="min_time" if replays else "plain", segments=tidied(found.segments))
+    overhead = DEFAULT_MAX_OVERHEAD if request.max_overhead is None else request.max_overhead
+    try:
+        found = plans.within(overhead * problem.plain.step_seconds)
+    except ValueError as error:
+        quickest = plans.quickest(2**62)
+        least = 0.0 if quickest is None else quickest.replay_seconds / problem.plain.step_seconds
+        raise InfeasibleOverheadError(overhead, least) from error
+    return Choice(planner="min_peak" if found is plans.smallest else "auto", segments=tidied(found.segments))

@@ -1,0 +1,40 @@
+"""``min_time``: the least replay time within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
+from tf_memsaver.plan.one_level import Found, OneLevel, tidied
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.registry import register_planner
+from tf_memsaver.plan.types import Segment
+
+
+@register_planner("min_time")
+def min_time(problem: Problem) -> Sequence[Segment]:
+    """Return the cover of one level of least replay time whose simulated peak is within the budget.
+
+    Raises:
+      InvalidRequestError: the request has no budget.
+      InfeasibleBudgetError: the least peak is above the budget.
+    """
+    budget = problem.request.budget_bytes
+    if budget is None:
+        raise InvalidRequestError("strategy='min_time' needs a budget, such as budget='6GiB'; without one use 'auto'.")
+    return tidied(quickest_within(OneLevel(problem), budget).segments)
+
+
+def quickest_within(plans: OneLevel, budget: int) -> Found:
+    """Return the quickest plan within ``budget`` bytes.
+
+    Raises:
+      InfeasibleBudgetError: the least peak is above the budget.
+    """
+    found = plans.quickest(budget)
+    if found is not None:
+        return found
+    smallest = plans.smallest
+    if smallest.peak_bytes > budget:
+        raise InfeasibleBudgetError(budget, smallest.peak_bytes)
+    return plans.quickest(budget, smallest.segments) or smallest

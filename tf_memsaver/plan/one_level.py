@@ -1,0 +1,227 @@
+"""Exact plans of one level: search the tables, simulate, put what the simulator saw into the tables, search again.
+
+The tables never claim more than a plan of their kind needs, up to the cases that ``tables`` names. So when the best
+proposal under the tables simulates as the tables say, no other plan of one level can be better, and the loop ends. On
+captured networks that is the first round or the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.search import INFINITE, Proposal, Search, least_peak
+from tf_memsaver.plan.simulate import Measured
+from tf_memsaver.plan.tables import Tables
+from tf_memsaver.plan.types import Segment, SegmentMode
+
+MOST_ROUNDS = 100
+"""Simulations before a search settles for the best plan that it has simulated so far; ``THIN_ROUNDS`` in graphs of more
+than ``THIN_CUTS`` cuts."""
+
+THIN_ROUNDS = 12
+
+THIN_CUTS = 128
+"""A graph of more candidate cuts is *large*: there, searches narrow down what they look at. The design's K (section 3)."""
+
+FRONT = 64
+"""Pareto-optimal labels kept at a cut, for each pattern of values kept already; exact while fewer are needed."""
+
+ROUNDING = 1e-9
+"""More than the share by which sums of times in different orders differ."""
+
+REACH = 8
+"""In large graphs, the cuts that a segment from any cut to any other may span when time counts."""
+
+PEAK_STEPS = 1000
+"""In large graphs the search for the least peak ends when it is known to one part in this many."""
+
+LIMIT_STEPS = 50
+"""In large graphs the search for the least peak within an overhead ends when it is known to one part in this many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Segments and what the simulator says of them."""
+
+    segments: tuple[Segment, ...]
+    measured: Measured
+
+    @property
+    def peak_bytes(self) -> int:
+        """The simulated peak of the whole step."""
+        return self.measured.peak_bytes
+
+    @property
+    def replay_seconds(self) -> float:
+        """The simulated extra time of the step."""
+        return self.measured.replay_seconds
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Order by peak, then time, then number of segments."""
+        return self.peak_bytes, self.replay_seconds, len(self.segments)
+
+
+class OneLevel:
+    """The plans of one level of a problem: store and recompute segments between candidate cuts."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._full = Tables(problem, candidate_positions(problem))
+        self._is_large = len(self._full.positions) > THIN_CUTS
+        self._rounds = THIN_ROUNDS if self._is_large else MOST_ROUNDS
+
+    @cached_property
+    def plain(self) -> Found | None:
+        """Everything stored, where the hints allow it."""
+        if any(self._problem.forced):
+            return None
+        return self._simulated([Segment(start=0, stop=len(self._problem.graph.units), mode=SegmentMode.STORE)])
+
+    @cached_property
+    def smallest(self) -> Found:
+        """The plan of least simulated peak; of those, the quickest that was found."""
+        known = None
+        if self._is_large:
+            known = least_peak(self._full.restricted(self._thinned(())))
+        best = self.plain
+        for _ in range(self._rounds):
+            proposal = least_peak(self._full, known, 1 / PEAK_STEPS if self._is_large else 0.0)
+            if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
+                break
+            found = self._simulated(proposal.segments)
+            best = found if best is None or found.rank < best.rank else best
+            if found.peak_bytes <= proposal.peak_bytes or not self._full.learn(proposal, found.measured):
+                break
+            known = None
+        if best is None:
+            raise AssertionError("consistent hints always leave a cover of store and recompute segments")
+        quick = self.quickest(best.peak_bytes, best.segments)
+        return best if quick is None else min(best, quick, key=lambda found: found.rank)
+
+    def quickest(self, limit: int, around: Sequence[Segment] = ()) -> Found | None:
+        """Return the plan of least time whose simulated peak is within ``limit``, or None when none was found.
+
+        Of plans of one time, the one of least peak, so that a smaller limit never gives a larger peak. In graphs with
+        many cuts only short replays are looked at between all of them, and longer ones between some, always with those
+        of the segments ``around``; and the first plan found is returned.
+        """
+        if self.plain is not None and self.plain.peak_bytes <= limit:
+            return self.plain
+        tables = self._full.narrowed(self._thinned(around), REACH) if self._is_large else self._full.copy()
+        found: Found | None = None
+        seconds = INFINITE
+        for _ in range(self._rounds):
+            proposal = Search(tables, limit, front=FRONT, seconds_limit=seconds).run()
+            if proposal is None:
+                break
+            next_found = self._simulated(proposal.segments)
+            if next_found.peak_bytes <= limit:
+                # Sums of the same times in another order differ in their last digits.
+                found, limit = next_found, next_found.peak_bytes - 1
+                seconds = proposal.replay_seconds * (1 + ROUNDING)
+                if self._is_large:
+                    break
+            elif not tables.learn(proposal, next_found.measured):
+                break
+        return found
+
+    def within(self, seconds: float) -> Found:
+        """Return the plan of least simulated peak, as far as found, whose replays take at most ``seconds``.
+
+        Raises:
+          ValueError: the hints force more recomputation than that.
+        """
+        limit, smallest = seconds, self.smallest
+        if smallest.replay_seconds <= seconds:
+            return smallest
+        tables = self._full.narrowed(self._thinned(smallest.segments), REACH) if self._is_large else self._full.copy()
+        best = self.plain
+        low = float(smallest.peak_bytes)
+        for _ in range(self._rounds):
+            proposal = self._least_within(tables, seconds, low)
+            if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
+                break
+            found = self._simulated(proposal.segments)
+            if found.replay_seconds > limit:
+                seconds = proposal.replay_seconds * (1 - ROUNDING)
+                continue
+            best = found if best is None or found.rank < best.rank else best
+            if found.peak_bytes <= proposal.peak_bytes or not tables.learn(proposal, found.measured):
+                break
+            low = proposal.peak_bytes
+        if best is None:
+            raise ValueError("the hints force more recomputation than the time allows")
+        return best
+
+    def _least_within(self, tables: Tables, seconds: float, low: float) -> Proposal | None:
+        """Bisect the limit down to a proposal within ``seconds``, to one part in ``LIMIT_STEPS`` where not exactly."""
+        best: Proposal | None = None
+        high = INFINITE
+        trial = high if self.plain is None else float(self.plain.peak_bytes)
+        while low < high:
+            search = Search(tables, trial, front=FRONT // 4 if self._is_large else FRONT, seconds_limit=seconds)
+            found = search.run()
+            if found is not None:
+                best, high = found, found.peak_bytes
+            elif search.next_limit == INFINITE:
+                return best
+            else:
+                low = max(search.next_limit, trial)
+            if best is not None and self._is_large and high - low < high / LIMIT_STEPS:
+                return best
+            trial = low if high - low < 1.0 else (low + high) / 2
+        return best
+
+    def _simulated(self, segments: Sequence[Segment]) -> Found:
+        return Found(segments=tuple(segments), measured=self._problem.simulator.measure(segments))
+
+    def _thinned(self, around: Sequence[Segment]) -> list[int]:
+        """Return the indices of about ``THIN_CUTS`` positions, or of all where there are no more.
+
+        Of each of equal shares of the activations that the backward pass reads, the position that the fewest bytes
+        cross; and those where segments ``around`` end.
+        """
+        positions = self._full.positions
+        count = len(positions) - 1
+        if len(positions) <= THIN_CUTS:
+            return list(range(count + 1))
+        stored = self._full.stored_bytes[0, 0] + 1e-9 * np.arange(count)
+        share = np.concatenate([[0.0], stored]) / stored[-1] * (THIN_CUTS - 2)
+        crossing = self._full.crossing_bytes.sum(axis=1)
+        chosen: dict[int, int] = {}
+        for index in range(1, count):
+            current = chosen.get(int(share[index]))
+            if current is None or crossing[index] < crossing[current]:
+                chosen[int(share[index])] = index
+        wanted = {segment.stop for segment in around} | set(borders(self._problem))
+        fixed = [index for index in range(count + 1) if positions[index] in wanted]
+        return sorted({0, count, *chosen.values(), *fixed})
+
+
+def tidied(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return the segments with neighbouring store segments as one, which is the same plan."""
+    tidy: list[Segment] = []
+    for segment in segments:
+        if tidy and tidy[-1].mode is segment.mode is SegmentMode.STORE:
+            tidy[-1] = Segment(start=tidy[-1].start, stop=segment.stop, mode=SegmentMode.STORE)
+        else:
+            tidy.append(segment)
+    return tuple(tidy)
+
+
+def candidate_positions(problem: Problem) -> list[int]:
+    """Return 0, the positions of the candidate cuts and of the borders of hints, and the number of units."""
+    cuts = {cut.position for cut in problem.cuts}
+    return sorted({0, *cuts, *borders(problem), len(problem.graph.units)})
+
+
+def borders(problem: Problem) -> list[int]:
+    """Return the positions between units of which only one is pinned, or only one is forced."""
+    flags = list(zip(problem.pinned, problem.forced, strict=True))
+    return [position for position in range(1, len(flags)) if flags[position - 1] != flags[position]]

@@ -1,0 +1,91 @@
+"""What a planner is given: the graph, the request with its hints resolved to units, and the simulator."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tf_memsaver.errors import HintError
+from tf_memsaver.ir.graph import Cut, Graph
+from tf_memsaver.ir.topology import articulation_points
+from tf_memsaver.plan.simulate import Simulator, Timeline
+from tf_memsaver.plan.types import Request, Segment, SegmentMode
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A graph and a request, ready to be planned.
+
+    ``pinned[u]`` says that unit ``u`` must lie in a store segment (it cannot be replayed, or a ``keep`` hint names it),
+    ``forced[u]`` that it must lie in a recompute segment. ``cuts`` are the candidate cuts, in order.
+    """
+
+    graph: Graph
+    request: Request
+    pinned: tuple[bool, ...]
+    forced: tuple[bool, ...]
+    cuts: tuple[Cut, ...]
+
+    @classmethod
+    def build(cls, graph: Graph, request: Request) -> Problem:
+        """Resolve the hints of ``request`` on ``graph``.
+
+        Raises:
+          HintError: a pattern matches no layer, or hints contradict each other or the graph.
+        """
+        keep = _matches(graph, "keep", request.keep)
+        recompute = _matches(graph, "recompute", request.recompute)
+        candidates = _matches(graph, "candidates", request.candidates)
+        for unit in graph.units:
+            if recompute[unit.index] and (keep[unit.index] or unit.pinned):
+                reason = unit.pinned or "is also named in keep"
+                raise HintError(f"layer '{unit.label}' cannot be recomputed: it {reason}. Take it out of recompute=.")
+        pinned = tuple(keep[unit.index] or bool(unit.pinned) for unit in graph.units)
+        cuts = graph.cuts
+        if request.candidates:
+            chosen = {u + 1 for u in range(len(graph.units)) if candidates[u]}
+            edges = {p for p in range(1, len(graph.units)) if _border(pinned, p) or _border(recompute, p)}
+            cuts = tuple(cut for cut in cuts if cut.position in chosen or cut.position in edges)
+        return cls(graph=graph, request=request, pinned=pinned, forced=recompute, cuts=cuts)
+
+    @cached_property
+    def simulator(self) -> Simulator:
+        """The judge of this problem's plans."""
+        return Simulator(self.graph)
+
+    @cached_property
+    def plain(self) -> Timeline:
+        """The plain step: everything stored."""
+        count = len(self.graph.units)
+        return self.simulator.run([Segment(start=0, stop=count, mode=SegmentMode.STORE)])
+
+    @property
+    def articulation_points(self) -> tuple[Cut, ...]:
+        """The candidate cuts that exactly one value crosses."""
+        return articulation_points(self.cuts)
+
+    def overhead(self, replay_seconds: float) -> float:
+        """Return the time of replays as a share of the plain step."""
+        plain = self.plain.step_seconds
+        return replay_seconds / plain if plain > 0 else 0.0
+
+
+def _border(flags: Sequence[bool], position: int) -> bool:
+    return flags[position - 1] != flags[position]
+
+
+def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ...]:
+    """Return, for each unit, whether one of the patterns names it (label or last part of the label)."""
+    flags = [False] * len(graph.units)
+    for pattern in patterns:
+        found = False
+        for unit in graph.units:
+            names = (unit.label, unit.label.split("#")[0], unit.label.rsplit("/", 1)[-1].split("#")[0])
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                flags[unit.index] = found = True
+        if not found:
+            some = ", ".join(unit.label for unit in graph.units[:5])
+            raise HintError(f"{hint}={pattern!r} matches no layer. Layers are named like: {some}, …")
+    return tuple(flags)

@@ -1,0 +1,1 @@
+"""What a person sees: tables and progress. Nothing here prints; ``cli`` does."""

@@ -1,0 +1,174 @@
+"""Tables for people, as rich renderables; ``cli`` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from tf_memsaver.plan.estimate import Estimate
+from tf_memsaver.plan.types import Plan, Segment, SegmentMode
+from tf_memsaver.units import format_bytes
+
+if TYPE_CHECKING:
+    from tf_memsaver.measurement import Measurement
+    from tf_memsaver.verification import Check, Verification
+
+_WORST_SHOWN = 10
+"""Differing tensors that are listed by name; all of them are in the JSON."""
+
+
+def layers_table(estimate: Estimate) -> Table:
+    """Return one row for each layer call: outputs, what is kept of them, weights and work."""
+    table = Table(title=f"{estimate.model}, batch size {estimate.batch_size}: bytes by layer", title_justify="left")
+    for heading in ("layer", "kind"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("output", "kept for backward", "weights", "forward GFLOP"):
+        table.add_column(heading, justify="right")
+    for unit in estimate.units:
+        table.add_row(
+            unit.label,
+            unit.kind,
+            _bytes_or_dash(unit.output_bytes),
+            _bytes_or_dash(unit.kept_bytes),
+            _bytes_or_dash(unit.parameter_bytes),
+            f"{unit.flops / 1e9:.3f}",
+        )
+    return table
+
+
+def totals_table(estimate: Estimate) -> Table:
+    """Return where the bytes of the step go: what the rule of thumb counts, and the simulated step."""
+    table = Table(title="one training step", title_justify="left")
+    table.add_column("what")
+    table.add_column("rule of thumb", justify="right")
+    table.add_column("simulated", justify="right")
+    slots = f"optimizer slots ({estimate.optimizer_slots:.1f} × trained weights)"
+    for what, rule, simulated in (
+        ("weights and other state", estimate.parameter_bytes, estimate.parameter_bytes),
+        ("gradients of the weights", estimate.gradient_bytes, estimate.gradient_bytes),
+        (slots, estimate.optimizer_bytes, estimate.optimizer_bytes),
+        ("input batch and targets", estimate.input_bytes, estimate.input_bytes),
+        ("activations (rule: all outputs, twice)", 2 * estimate.output_bytes, estimate.activation_bytes),
+    ):
+        table.add_row(what, format_bytes(rule), format_bytes(simulated))
+    table.add_section()
+    table.add_row(
+        "sum, and simulated peak", format_bytes(estimate.rule_of_thumb_bytes), format_bytes(estimate.peak_bytes)
+    )
+    table.caption = f"the simulated peak is reached at {estimate.peak_at}" if estimate.peak_at else None
+    table.caption_justify = "left"
+    return table
+
+
+def before_after_table(plan: Plan) -> Table:
+    """Return the predicted step without and with the plan."""
+    table = Table(title=f"predicted training step, batch size {plan.batch_size}", title_justify="left")
+    table.add_column("model")
+    table.add_column("peak", justify="right")
+    table.add_column("of plain", justify="right")
+    table.add_column("step time", justify="right")
+    table.add_column("recomputed layers", justify="right")
+    layers = len(plan.labels)
+    table.add_row("plain", format_bytes(plan.plain_peak_bytes), "100%", "100%", f"0 of {layers}")
+    table.add_row(
+        f"optimized ({plan.planner})",
+        format_bytes(plan.peak_bytes),
+        f"{plan.peak_bytes / plan.plain_peak_bytes:.0%}",
+        f"{1.0 + plan.step_overhead:.0%}",
+        f"{len(plan.recomputed)} of {layers}",
+    )
+    table.caption = f"planned in {plan.plan_seconds:.2f} s"
+    table.caption_justify = "left"
+    return table
+
+
+def segments_table(plan: Plan) -> Table:
+    """Return one row for each segment; children of a nested segment are indented below it."""
+    table = Table(title="segments", title_justify="left")
+    table.add_column("mode")
+    table.add_column("layers", justify="right")
+    table.add_column("first", overflow="fold")
+    table.add_column("last", overflow="fold")
+
+    def add(segments: Sequence[Segment], depth: int) -> None:
+        for segment in segments:
+            style = "bold" if segment.mode is SegmentMode.RECOMPUTE else "dim"
+            table.add_row(
+                "  " * depth + segment.mode.value,
+                str(segment.stop - segment.start),
+                plan.labels[segment.start],
+                plan.labels[segment.stop - 1],
+                style=style,
+            )
+            add(segment.children, depth + 1)
+
+    add(plan.segments, 0)
+    return table
+
+
+def measurements_table(rows: Sequence[tuple[str, int, Measurement]]) -> Table:
+    """Return one row for each (name, predicted peak, measurement); the first is what the others are compared with."""
+    first = rows[0][2]
+    table = Table(
+        title=f"measured on {first.device}, {first.mode} mode, batch size {first.batch_size}, median of "
+        f"{first.steps} steps",
+        title_justify="left",
+    )
+    table.add_column("model")
+    headings = ("predicted peak", "measured peak", "of plain", "activations", "of plain", "step", "of plain", "tracing")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, predicted, measured in rows:
+        table.add_row(
+            name,
+            format_bytes(predicted),
+            format_bytes(measured.peak_bytes),
+            _share(measured.peak_bytes, first.peak_bytes),
+            format_bytes(measured.activation_bytes),
+            _share(measured.activation_bytes, first.activation_bytes),
+            f"{measured.step_seconds:.3f} s",
+            _share(measured.step_seconds, first.step_seconds),
+            f"{measured.trace_seconds:.1f} s",
+        )
+    return table
+
+
+def verification_table(verification: Verification) -> Table:
+    """Return one row for each kind of tensor compared, then the worst of those that differ."""
+    table = Table(title=f"plain and optimized model compared over {verification.steps} steps", title_justify="left")
+    table.add_column("compared", overflow="fold")
+    for heading in ("identical", "largest difference", "of largest element"):
+        table.add_column(heading, justify="right")
+    groups: dict[str, list[Check]] = {}
+    for check in verification.checks:
+        groups.setdefault(check.kind, []).append(check)
+    for kind, checks in groups.items():
+        same = sum(check.identical for check in checks)
+        table.add_row(
+            kind,
+            f"{same} of {len(checks)}",
+            f"{max(check.largest_difference for check in checks):.3g}",
+            f"{max(check.relative_difference for check in checks):.3g}",
+            style=None if same == len(checks) else "bold red",
+        )
+    differing = [check for check in verification.checks if not check.identical]
+    differing.sort(key=lambda check: -check.relative_difference)
+    if differing:
+        table.add_section()
+    for check in differing[:_WORST_SHOWN]:
+        name = f"{check.kind} {check.name}, step {check.step}"
+        table.add_row(name, "no", f"{check.largest_difference:.3g}", f"{check.relative_difference:.3g}", style="red")
+    if verification.deterministic_ops:
+        table.caption = "two runs of the plain model differ by themselves, so this ran with deterministic ops"
+        table.caption_justify = "left"
+    return table
+
+
+def _bytes_or_dash(count: int) -> str:
+    return format_bytes(count) if count else "–"
+
+
+def _share(value: float, of: float) -> str:
+    return f"{value / of:.0%}" if of else "–"

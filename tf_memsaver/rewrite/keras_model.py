@@ -1,0 +1,136 @@
+"""A model of the same class, over the same layers and variables, whose training call runs a plan's segments.
+
+The result is an instance of a dynamic subclass of the model's own class, set up by ``Functional.__init__`` (or as a
+``Sequential`` over the same layers) with the other attributes carried over. So ``summary``, ``get_layer``, weight files,
+a custom ``train_step``, ``compile`` and callbacks work as before, and the original is untouched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_memsaver import keras_compat
+from tf_memsaver.capture.layer_calls import check_supported, list_layer_calls
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.plan.types import Plan
+from tf_memsaver.rewrite.segments import SegmentedForward
+
+
+@keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
+class OptimizedModel:
+    """What an optimized model has beside its own class; never instantiated alone.
+
+    Its serialized form is the plain model and the plan, whatever the plain model's class.
+    """
+
+    memsaver_base: type
+    _memsaver: tuple[Plan, SegmentedForward]
+
+    @property
+    def memsaver_plan(self) -> Plan:
+        """The plan that the model trains by."""
+        return self._memsaver[0]
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
+        """Run the plan's segments when training, the plain path otherwise (and for symbolic inputs)."""
+        symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
+        if not training or symbolic or kwargs:
+            return self.memsaver_base.call(self, inputs, training=training, mask=mask, **kwargs)
+        functional = keras_compat.inner_functional(self)
+        flat = keras_compat.standardize_inputs(functional, inputs)
+        if mask is not None:
+            for tensor, its_mask in zip(flat, keras.tree.flatten(mask), strict=True):
+                if its_mask is not None:
+                    keras_compat.set_keras_mask(tensor, its_mask)
+        outputs = self._memsaver[1](flat, training=True)
+        return keras_compat.pack_outputs(functional, outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the plain model's serialized form and the plan."""
+        plain = keras.saving.serialize_keras_object(strip(self))
+        plain.pop("compile_config", None)
+        return {"model": plain, "plan": self.memsaver_plan.to_json()}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """Return the optimized model that ``get_config`` described.
+
+        Raises:
+          PlanMismatchError: this version of Keras builds other layers from the same config.
+        """
+        plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
+        return make_optimized(plain, Plan.from_json(config["plan"]))
+
+
+def make_optimized(model: Any, plan: Plan) -> Any:
+    """Return ``model`` (which stays as it is) as an instance that trains by ``plan``.
+
+    Raises:
+      PlanMismatchError: the plan was made for another model.
+      UnsupportedModelError: the model is no built Functional or Sequential model.
+    """
+    sequence = list_layer_calls(model)
+    plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
+    base = base_class(model)
+    optimized = _same_model(model, _optimized_class(base))
+    # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
+    object.__setattr__(optimized, "_memsaver", (plan, SegmentedForward(sequence, plan.segments)))
+    return _compiled_like(model, optimized)
+
+
+def strip(model: Any) -> Any:
+    """Return the plain model, over the same layers and variables, of an optimized one; a plain model as it is."""
+    if not is_optimized(model):
+        return model
+    return _compiled_like(model, _same_model(model, base_class(model)))
+
+
+def is_optimized(model: Any) -> bool:
+    """Whether the model was made by ``make_optimized``."""
+    return isinstance(model, OptimizedModel)
+
+
+def base_class(model: Any) -> type:
+    """Return the model's own class, without what ``make_optimized`` put on top."""
+    return getattr(type(model), "memsaver_base", type(model))
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _optimized_class(base: type) -> type:
+    """Return the dynamic subclass of ``base``: one for each class, so that types of equal models are equal."""
+    if base not in _CLASSES:
+        made = type(base.__name__, (OptimizedModel, base), {"memsaver_base": base, "__module__": base.__module__})
+        made.__qualname__ = base.__qualname__
+        keras_compat.serialize_class_as(made, OptimizedModel)
+        _CLASSES[base] = made
+    return _CLASSES[base]
+
+
+def _same_model(model: Any, cls: type) -> Any:
+    """Return a new instance of ``cls`` over the graph, layers and variables of ``model``."""
+    check_supported(model)
+    made = cls.__new__(cls)
+    if isinstance(model, keras.Sequential):
+        keras.Sequential.__init__(made, name=model.name)
+        keras_compat.share_sequential(model, made)
+    else:
+        keras_compat.Functional.__init__(made, model.input, model.output, name=model.name)
+    keras_compat.share_attributes(model, made)
+    return made
+
+
+def _compiled_like(model: Any, made: Any) -> Any:
+    """Compile ``made`` as ``model`` is, with the same optimizer object: they train the same variables."""
+    if getattr(model, "compiled", False):
+        arguments = keras_compat.compile_arguments(model)
+        if arguments is None:
+            raise UnsupportedModelError(
+                f"model '{model.name}' was compiled in a way that cannot be read back. "
+                f"Optimize it before compile(), and compile the optimized model."
+            )
+        keras.Model.compile(made, **arguments)
+    return made

@@ -1,0 +1,267 @@
+"""Run a model's layer calls in the segments of a plan.
+
+A recompute segment is a pure function of tensors: its float inputs and trainable weights are arguments, its state
+(BatchNorm statistics, dropout seeds, every variable that is not trained), integer inputs and masks are read once and
+held. It runs inside a scope that catches updates and losses; they are applied once, after the first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver import keras_compat
+from tf_memsaver.capture.layer_calls import CallSequence, LayerCall
+from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.keras_compat import RecordingScope
+from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.runtime import Tensors, recompute
+
+_UNRECORDED = "unrecorded"
+"""Name scope, below the model's, of first runs."""
+
+
+class SegmentedForward:
+    """The forward pass of a model in segments: flat inputs in, flat outputs out."""
+
+    def __init__(self, sequence: CallSequence, segments: Sequence[Segment]) -> None:
+        """Prepare the segments.
+
+        Raises:
+          PlanMismatchError: a recompute segment holds a layer call that makes an output of the model.
+        """
+        self._sequence = sequence
+        readers = _last_readers(sequence)
+        self._blocks = tuple(_Block.build(sequence, segment, readers) for segment in segments)
+
+    def __call__(self, inputs: Sequence[Any], training: bool) -> list[Any]:
+        """Return the flat outputs for flat, standardized inputs."""
+        slots: list[Any] = [None] * self._sequence.slot_count
+        for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
+            slots[slot] = tensor
+        for block in self._blocks:
+            block.run(slots, training)
+        return [slots[slot] for slot in self._sequence.outputs]
+
+
+def _last_readers(sequence: CallSequence) -> list[int]:
+    """Return, for each slot, the index of the last call that reads it; past the end for the model's outputs."""
+    last = [-1] * sequence.slot_count
+    for index, call in enumerate(sequence.calls):
+        for slot in call.inputs:
+            last[slot] = index
+    for slot in sequence.outputs:
+        last[slot] = len(sequence.calls)
+    return last
+
+
+@dataclass(slots=True)
+class _Block:
+    """A segment with what it reads and makes. ``weights`` grows when a run meets a trainable variable not listed."""
+
+    segment: Segment
+    calls: tuple[tuple[LayerCall, tuple[int, ...]], ...]
+    children: tuple[_Block, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    spent: tuple[int, ...]
+    weights: list[Any] = field(default_factory=list)
+    state: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def build(cls, sequence: CallSequence, segment: Segment, last_readers: Sequence[int]) -> _Block:
+        calls = sequence.calls[segment.start : segment.stop]
+        made = {slot for call in calls for slot in call.outputs}
+        read = dict.fromkeys(slot for call in calls for slot in call.inputs if slot not in made)
+        kept = tuple(
+            slot for call in calls for slot in call.outputs if last_readers[slot] >= segment.stop
+        )
+        if segment.mode is SegmentMode.RECOMPUTE:
+            for call in calls:
+                if set(call.outputs) & set(sequence.outputs):
+                    raise PlanMismatchError(
+                        f"it replays '{call.label}', which makes an output of this model and must stay in a store segment"
+                    )
+        ends = [
+            tuple(slot for slot in {*call.inputs, *call.outputs} if last_readers[slot] <= index)
+            for index, call in enumerate(calls, segment.start)
+        ]
+        block = cls(
+            segment=segment,
+            calls=tuple(zip(calls, ends, strict=True)),
+            children=tuple(cls.build(sequence, child, last_readers) for child in segment.children),
+            inputs=tuple(read),
+            outputs=kept,
+            spent=tuple(slot for slot in read if last_readers[slot] < segment.stop),
+        )
+        block._list_variables(calls)
+        return block
+
+    def _list_variables(self, calls: Sequence[LayerCall]) -> None:
+        variables = {id(v): v for call in calls for v in getattr(call.operation, "variables", ())}
+        self.weights = [v for v in variables.values() if keras_compat.is_trained(v)]
+        self.state = [v for v in variables.values() if not keras_compat.is_trained(v)]
+
+    def run(self, slots: list[Any], training: bool) -> None:
+        """Run on the tensors in ``slots`` and put the outputs there, dropping what no later call reads."""
+        if self.segment.mode is SegmentMode.STORE:
+            self.run_calls(slots, training)
+        else:
+            while not self._run_recomputed(slots, training):
+                pass
+
+    def run_calls(self, slots: list[Any], training: bool) -> None:
+        """Run the calls one by one; trained as they stand, or inside an enclosing segment's replay."""
+        scope = keras_compat.recording_scope()
+        for call, ends in self.calls:
+            if scope is not None:
+                scope.operation = call.operation
+            for slot, tensor in zip(call.outputs, call.run(slots, training), strict=True):
+                slots[slot] = tensor
+            for slot in ends:
+                slots[slot] = None
+
+    def run_inside(self, slots: list[Any], training: bool) -> None:
+        """Run what the segment consists of: its children, or its calls."""
+        if not self.children:
+            self.run_calls(slots, training)
+        for child in self.children:
+            child.run(slots, training)
+
+    def _run_recomputed(self, slots: list[Any], training: bool) -> bool:
+        """Run as a recompute segment; return False when trainable variables were found that were not listed."""
+        weights = [keras_compat.read_variable(v) for v in self.weights]
+        run = _Run(self, slots, training)
+        try:
+            outputs = recompute(run, run.differentiable, weights)
+        except _UnlistedVariables as found:
+            self.weights.extend(found.variables)
+            return False
+        for slot in self.spent:
+            slots[slot] = None
+        run.publish(outputs, slots)
+        return True
+
+
+class _UnlistedVariables(Exception):
+    def __init__(self, variables: list[Any]) -> None:
+        super().__init__(variables)
+        self.variables = variables
+
+
+class _Run:
+    """One run of a recompute block: a ``runtime.Replayable`` and the side effects that it must have once."""
+
+    def __init__(self, block: _Block, slots: Sequence[Any], training: bool) -> None:
+        self._block, self._training, self._weights = block, training, tuple(block.weights)
+        self._environment = keras_compat.current_environment(training)
+        self._slot_count = len(slots)
+        self._name_scope = tf.get_current_name_scope().removesuffix(_UNRECORDED).rstrip("/")
+        _refuse_composites(block, slots)
+        self._float_slots = tuple(slot for slot in block.inputs if _is_differentiable(slots[slot]))
+        self._other_slots = tuple(slot for slot in block.inputs if slot not in self._float_slots)
+        self.differentiable = [slots[slot] for slot in self._float_slots]
+        masks = [(slot, keras_compat.get_keras_mask(slots[slot])) for slot in block.inputs if slots[slot] is not None]
+        self._masked_slots = tuple(slot for slot, mask in masks if mask is not None)
+        self._held = [slots[slot] for slot in self._other_slots] + [mask for _, mask in masks if mask is not None]
+        self._held_variables: list[Any] = []
+        self._float_outputs: tuple[int, ...] = ()
+        self._others: list[tuple[int, Any]] = []
+        self._masks: list[tuple[int, Any]] = []
+        self._updates: list[tuple[Any, Any]] = []
+        self._loss_owners: list[Any] = []
+
+    # runtime.Replayable -------------------------------------------------------------------------------------------
+
+    def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
+        state = [(v, keras_compat.read_variable(v)) for v in self._block.state]
+        given = [*zip(self._weights, weights, strict=True), *state]
+        with tf.name_scope(f"{self._name_scope}/{_UNRECORDED}/".lstrip("/")):
+            slots, scope = self._run(inputs, self._held, given)
+        if scope.unlisted_trainable:
+            raise _UnlistedVariables(scope.unlisted_trainable)
+        listed = {id(v) for v in self._weights}
+        mapping = [(v, tensor) for v, tensor in scope.mapping() if id(v) not in listed]
+        self._held_variables = [v for v, _ in mapping]
+        self._held = [*self._held, *(tensor for _, tensor in mapping)]
+        _refuse_composites(self._block, slots)
+        made = [(slot, slots[slot]) for slot in self._block.outputs]
+        self._float_outputs = tuple(slot for slot, tensor in made if _is_differentiable(tensor))
+        self._others = [(slot, tensor) for slot, tensor in made if slot not in self._float_outputs]
+        self._masks = [(slot, keras_compat.get_keras_mask(tensor)) for slot, tensor in made]
+        self._updates = scope.updates()
+        losses = scope.losses_added()
+        self._loss_owners = [owner for owner, _ in losses]
+        return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in losses]
+
+    def held(self) -> list[tf.Tensor]:
+        return self._held
+
+    def replay(self, inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tensor]:
+        fixed = len(held) - len(self._held_variables)
+        given = [
+            *zip(self._weights, weights, strict=True),
+            *zip(self._held_variables, held[fixed:], strict=True),
+        ]
+        # Graph optimisation sorts the terms of a sum by name, and the order of a floating-point sum is part of its result:
+        # so what is differentiated, the replay, takes the names of the plain step, and the first run other ones.
+        with tf.name_scope(f"{self._name_scope}/" if self._name_scope else None):
+            slots, scope = self._run(inputs, held[:fixed], given)
+        return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in scope.losses_added()]
+
+    def _run(
+        self, inputs: Tensors, held: Tensors, given: list[tuple[Any, Any]]
+    ) -> tuple[list[Any], RecordingScope]:
+        slots: list[Any] = [None] * self._slot_count
+        for slot, tensor in zip(self._float_slots, inputs, strict=True):
+            slots[slot] = tensor
+        for slot, tensor in zip(self._other_slots, held, strict=False):
+            slots[slot] = tensor
+        for slot, mask in zip(self._masked_slots, held[len(self._other_slots) :], strict=True):
+            keras_compat.set_keras_mask(slots[slot], mask)
+        scope = RecordingScope(given)
+        with scope, keras_compat.call_environment(self._environment):
+            self._block.run_inside(slots, self._training)
+        return slots, scope
+
+    # Once, after the first run ------------------------------------------------------------------------------------
+
+    def publish(self, outputs: Sequence[tf.Tensor], slots: list[Any]) -> None:
+        """Put the outputs into ``slots``, and apply the updates and losses of the first run."""
+        for slot, tensor in zip(self._float_outputs, outputs, strict=False):
+            slots[slot] = tensor
+        for slot, tensor in self._others:
+            slots[slot] = tensor
+        for slot, mask in self._masks:
+            if mask is not None:
+                keras_compat.set_keras_mask(slots[slot], mask)
+        outer = keras_compat.recording_scope()
+        for owner, loss in zip(self._loss_owners, outputs[len(self._float_outputs) :], strict=True):
+            if outer is not None:
+                outer.operation = owner
+            owner.add_loss(loss)
+        for variable, value in self._updates:
+            variable.assign(value)
+        self._others, self._masks, self._updates = [], [], []
+
+
+def _refuse_composites(block: _Block, slots: Sequence[Any]) -> None:
+    """Check that neither what enters a segment nor what leaves it is ragged or sparse.
+
+    Raises:
+      UnsupportedModelError: the gradient of such a tensor would be lost.
+    """
+    for call, _ in block.calls:
+        for slot in {*call.inputs, *call.outputs}.intersection((*block.inputs, *block.outputs)):
+            if slots[slot] is not None and not isinstance(slots[slot], (tf.Tensor, tf.Variable)):
+                raise UnsupportedModelError(
+                    f"layer '{call.label}' makes or reads a ragged or sparse tensor, which cannot cross the boundary of a "
+                    f"recompute segment. Make a new plan with tf_memsaver.search_plan, or name the layer in keep=."
+                )
+
+
+def _is_differentiable(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Tensor) and (tensor.dtype.is_floating or tensor.dtype.is_complex)

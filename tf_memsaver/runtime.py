@@ -1,0 +1,173 @@
+"""Recompute one segment in the backward pass: the contract of ``tf.recompute_grad``, kept where that one does not.
+
+``recompute`` runs a function without recording it and, when its gradient is asked for, runs it again under a tape.
+``tf.recompute_grad`` (TensorFlow 2.21) does the same, but fails silently in the cases below, each measured in
+``tests/test_runtime.py`` or written down in ``tools/results/runtime.md``:
+
+* it copies every argument before the replay, so that passing the weights as arguments copies them all;
+* its replay waits for the gradient of the first output only: here for one element of every gradient, by data, because
+  XLA ignores control dependencies, and by control dependency too, so that work on weights alone does not start early;
+* it adds 0.0 to the arguments, which turns -0.0 into 0.0: here 0.0 is subtracted, which changes nothing;
+* unconnected gradients come back as zeros: here as ``None``, as without a segment;
+* integer, boolean and state tensors cannot be arguments: here they are *held* from the first run and given to the replay;
+* a second derivative gives a wrong number or an obscure error: here ``SecondDerivativeError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.eager.record import stop_recording
+
+from tf_memsaver.errors import SecondDerivativeError
+
+Tensors = Sequence[tf.Tensor]
+
+
+class Replayable(Protocol):
+    """A function of tensors that can be run a second time with the same results and no second side effect."""
+
+    def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
+        """Run and return the differentiable outputs (floating tensors)."""
+
+    def held(self) -> list[tf.Tensor]:
+        """Return, after ``first_run``, the other tensors (of any dtype) that a replay must be given again."""
+
+    def replay(self, inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tensor]:
+        """Run again and return the same outputs, without any side effect."""
+
+
+def recompute(function: Replayable, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
+    """Return ``function``'s outputs, keeping only ``inputs``, ``weights`` and what it holds for the backward pass.
+
+    Args:
+      function: what to run; it is run once now, and once more for every gradient taken.
+      inputs: floating tensors that the outputs depend on; the replay reads them behind the order gate.
+      weights: floating tensors of variables; never copied.
+
+    Raises:
+      SecondDerivativeError: (when it is asked for) on the gradient of a gradient.
+    """
+    count = len(inputs)
+    reached: set[int] = set()
+
+    @tf.custom_gradient
+    def segment(*arguments: tf.Tensor) -> Any:
+        with stop_recording():
+            outputs = function.first_run(arguments[:count], arguments[count:])
+        held = function.held()
+
+        def gradient(*upstream: Any, variables: Any = None) -> Any:
+            connected = sorted(reached) if reached else list(range(len(outputs)))
+            reached.clear()
+            arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
+            gradients = _replay_gradients(function, arguments[:count], arguments[count:], held, arrived)
+            # Variables reach the segment as tensors; any that are listed here were read as constants.
+            return gradients if variables is None else (gradients, [None] * len(variables))
+
+        return tuple(outputs), gradient
+
+    outputs = segment(*inputs, *weights)
+    if len(outputs) == 1:
+        return list(outputs)
+    return [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
+
+
+def _note_gradient(output: tf.Tensor, place: int, reached: set[int]) -> tf.Tensor:
+    """Pass a tensor through; note in ``reached`` that a gradient arrives for it.
+
+    A custom gradient gets zeros for outputs that the loss does not depend on, and cannot tell them from a gradient that
+    is zero. With this note the replay leaves such outputs out, so that weights used by them alone keep gradient None.
+    """
+
+    @tf.custom_gradient
+    def noted(tensor: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            reached.add(place)
+            return upstream
+
+        return tf.identity(tensor), gradient
+
+    return noted(output)
+
+
+def _replay_gradients(
+    function: Replayable, inputs: Tensors, weights: Tensors, held: Tensors, upstream: dict[int, tf.Tensor]
+) -> list[Any]:
+    """Replay and return a gradient, or None, for each of inputs and weights."""
+    places = list(upstream)
+    shape = (len(places), len(inputs))
+    connected: list[bool] = []
+
+    # Everything enters as an argument, so that no path of a second derivative goes around the error.
+    @tf.custom_gradient
+    def backward(*tensors: tf.Tensor) -> Any:
+        arrived, sources = tensors[: shape[0]], tensors[shape[0] :]
+        gate = None if tf.executing_eagerly() else _gate(arrived)
+        with contextlib.ExitStack() as stack:
+            if gate is not None:
+                stack.enter_context(tf.control_dependencies([gate]))
+            tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
+            gated = [_behind(gate, tensor) for tensor in sources[: shape[1]]]
+            gated += [tf.identity(tensor) for tensor in sources[shape[1] :]]
+            tape.watch(gated)
+            outputs = function.replay(
+                gated[: shape[1]], gated[shape[1] :], [_behind(gate, tensor) for tensor in held]
+            )
+        targets = [outputs[place] for place in places]
+        gradients = tape.gradient(targets, gated, output_gradients=list(arrived))
+        connected[:] = [gradient is not None for gradient in gradients]
+
+        def second(*_: Any, variables: Any = None) -> Any:
+            raise SecondDerivativeError
+
+        found = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        # Nobody gets a gradient before all are there: the replay of the segment before this one would otherwise start
+        # while weight gradients here still hold replayed activations.
+        return tuple(found if gate is None else _together(found)), second
+
+    found = iter(_as_tuple(backward(*upstream.values(), *inputs, *weights)))
+    return [next(found) if there else None for there in connected]
+
+
+def _as_tuple(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, (list, tuple)) else (result,)
+
+
+def _together(tensors: Tensors) -> list[tf.Tensor]:
+    """Return the tensors unchanged, but none before all are there.
+
+    Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition becomes
+    such a term: so each copy takes the name of the operation that made it, with an ending that sorts right behind it.
+    """
+    with tf.control_dependencies([t.op for t in tensors]):
+        copies = []
+        for tensor in tensors:
+            maker = tensor
+            while maker.op.type in ("Identity", "IdentityN"):
+                maker = maker.op.inputs[maker.value_index]
+            with tf.name_scope(f"{maker.op.name}/"):
+                copies.append(tf.identity(tensor, name="ready"))
+        return copies
+
+
+def _gate(upstream: Tensors) -> tf.Tensor:
+    """Return a float32 scalar that is always 0.0 and known only when every upstream gradient is.
+
+    Through a cast to bool, so that NaN and infinity in a gradient do not get into the replay; a minimum rather than a
+    product, because compilers fold products with zero.
+    """
+    with tf.name_scope("memsaver_gate"):
+        firsts = [tf.reduce_max(tf.abs(tf.reshape(t, [-1])[:1])) for t in upstream]
+        return tf.minimum(tf.add_n([tf.cast(tf.cast(t, tf.bool), tf.float32) for t in firsts]), 0.0)
+
+
+def _behind(gate: tf.Tensor | None, tensor: tf.Tensor) -> tf.Tensor:
+    """Return ``tensor`` unchanged, but not before ``gate`` is known; it stays where no arithmetic is defined on it."""
+    if gate is None or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+        return tf.identity(tensor)
+    zero = tf.cast(gate, tensor.dtype)
+    return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tensor - zero

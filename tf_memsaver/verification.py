@@ -1,0 +1,237 @@
+"""Prove that an optimized model trains as the plain one: loss, every gradient, every variable, several steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_memsaver.capture import batch
+from tf_memsaver.capture.layer_calls import check_supported
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.keras_compat import is_trained
+from tf_memsaver.measurement import check_mode, KeptState
+
+XLA_TOLERANCE = 1e-3
+"""Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest
+element of a tensor pass. In eager and graph mode nothing but equal bits does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison: what kind of thing, its name, and the largest difference (0 when the bits are equal).
+
+    ``relative_difference`` is the difference as a share of the plain tensor's largest magnitude.
+    """
+
+    kind: str
+    name: str
+    step: int
+    identical: bool
+    largest_difference: float
+    relative_difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The outcome of ``verify``.
+
+    ``identical`` says that all bits were equal; ``passed`` the same, or under XLA that differences stay within rounding.
+    ``deterministic_ops`` says that the comparison ran under ``tf.config.experimental.enable_op_determinism``, because two
+    runs of the plain model already differed without it.
+    """
+
+    mode: str
+    batch_size: int
+    steps: int
+    deterministic_ops: bool
+    checks: tuple[Check, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every compared tensor had the same bits."""
+        return all(check.identical for check in self.checks)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the optimized model trains as the plain one in this mode."""
+        if self.mode != "xla":
+            return self.identical
+        return all(check.relative_difference <= XLA_TOLERANCE for check in self.checks)
+
+    @property
+    def worst(self) -> Check:
+        """The check with the largest relative difference."""
+        return max(self.checks, key=lambda check: (check.relative_difference, not check.identical))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as plain JSON data; of the checks, a count by kind and those that differ."""
+        kinds: dict[str, int] = {}
+        for check in self.checks:
+            kinds[check.kind] = kinds.get(check.kind, 0) + 1
+        return {
+            "mode": self.mode,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "deterministic_ops": self.deterministic_ops,
+            "identical": self.identical,
+            "passed": self.passed,
+            "compared": kinds,
+            "differing": [dataclasses.asdict(check) for check in self.checks if not check.identical],
+        }
+
+    def __str__(self) -> str:
+        compared = ", ".join(f"{count} {kind}" for kind, count in self.to_json()["compared"].items())
+        under = ", with deterministic ops" if self.deterministic_ops else ""
+        if self.identical:
+            return f"bit-identical in {self.mode} mode over {self.steps} steps ({compared}){under}"
+        worst = self.worst
+        return (
+            f"{'within rounding' if self.passed else 'DIFFERENT'} in {self.mode} mode over {self.steps} steps "
+            f"({compared}){under}; largest difference {worst.largest_difference:.3g} "
+            f"({worst.relative_difference:.3g} of the largest element) in {worst.kind} {worst.name}, step {worst.step}"
+        )
+
+
+def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode: str = "graph") -> Verification:
+    """Train both models from the same state on the same made-up batches and compare everything.
+
+    Compared are, for every step, the loss, every gradient (``None`` must stay ``None``) and, after the update, every
+    variable: weights, BatchNorm statistics, dropout seeds. A compiled model is trained with a copy of its optimizer,
+    another one with plain SGD. All variables are as before when this returns.
+
+    Args:
+      model: the plain model.
+      optimized: the same model as ``optimize`` or ``apply_plan`` returned it (over the same variables).
+      batch_size: samples in the batch.
+      steps: how many steps to train.
+      mode: ``"eager"``, ``"graph"`` or ``"xla"``.
+
+    Raises:
+      InvalidRequestError: the models do not share their variables, or the mode is unknown.
+    """
+    check_supported(model)
+    check_supported(optimized)
+    check_mode(mode)
+    batch_size = batch.check_batch_size(batch_size)
+    if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
+        raise InvalidRequestError(
+            "the two models do not share their variables: compare a model with what optimize(model) returned for it"
+        )
+    with KeptState(model) as state:
+        plain = _train(model, state, batch_size, steps, mode)
+        repeated = _train(model, state, batch_size, steps, mode)
+        deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, repeated))
+        with _deterministic_ops() if deterministic else contextlib.nullcontext():
+            if deterministic:
+                plain = _train(model, state, batch_size, steps, mode)
+            other = _train(optimized, state, batch_size, steps, mode)
+    return Verification(
+        mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=_compare(plain, other)
+    )
+
+
+@contextlib.contextmanager
+def _deterministic_ops() -> Iterator[None]:
+    """Enable op determinism and leave it as it was; TensorFlow 2.21 offers the way back in its own module only."""
+    from tensorflow.python.framework import config
+
+    enabled = config.is_op_determinism_enabled()
+    tf.config.experimental.enable_op_determinism()
+    try:
+        yield
+    finally:
+        if not enabled:
+            config.disable_op_determinism()
+
+
+Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
+
+
+def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str) -> Record:
+    """Return every tensor of the training under (kind, name, step)."""
+    state.restore()
+    weights = [v for v in model.trainable_variables if is_trained(v)]
+    optimizer = _fresh_optimizer(model, weights)
+
+    def step(x: Any, y: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            loss = batch.training_loss(model, x, y, model(x, training=True))
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, [v.value for v in weights])
+        optimizer.apply_gradients([(g, v) for g, v in zip(gradients, weights, strict=True) if g is not None])
+        return loss, gradients
+
+    function = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla", input_signature=_free_batch(model, batch_size))
+    record: Record = {}
+    for number in range(steps):
+        loss, gradients = function(*batch.synthetic_batch(model, batch_size, seed=number))
+        record["loss", "loss", number] = loss.numpy()
+        for variable, gradient in zip(weights, gradients, strict=True):
+            record["gradient", variable.path, number] = _array(gradient)
+        for variable in model.variables:
+            kind = "weight" if variable.trainable else "state"
+            record[kind, variable.path, number] = variable.numpy()
+    return record
+
+
+def _free_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
+    """Return the specs of a batch with a free batch dimension, as ``fit`` traces it.
+
+    With every shape known, TensorFlow's graph optimizer turns sums of three and more terms into accumulators that add in
+    the order of arrival, wherever it reckons with little memory (80% of 256 MiB on any CPU): last bits then differ from
+    run to run, in the plain model too. With a free dimension it leaves the sums alone.
+    """
+
+    def free(tensor: Any) -> tf.TensorSpec:
+        return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+
+    return tf.nest.map_structure(free, batch.synthetic_batch(model, batch_size))
+
+
+def _fresh_optimizer(model: Any, weights: list[Any]) -> Any:
+    import keras
+
+    own = model.optimizer if getattr(model, "compiled", False) else None
+    optimizer = keras.optimizers.SGD(0.01) if own is None else type(own).from_config(own.get_config())
+    optimizer.build(weights)
+    return optimizer
+
+
+def _array(gradient: Any) -> np.ndarray[Any, Any] | None:
+    """Return a gradient as one array; a sparse one as its values behind its indices."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        indices = np.asarray(gradient.indices).reshape(-1).astype(np.float64)
+        return np.concatenate([indices, np.asarray(gradient.values).reshape(-1).astype(np.float64)])
+    return np.asarray(gradient)
+
+
+def _compare(plain: Record, other: Record) -> tuple[Check, ...]:
+    return tuple(_check(*key, plain[key], other[key]) for key in plain)
+
+
+def _check(
+    kind: str, name: str, step: int, plain: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None
+) -> Check:
+    if plain is None or other is None:
+        same = plain is None and other is None
+        difference = relative = 0.0 if same else float("inf")
+    elif plain.shape != other.shape or plain.dtype != other.dtype:
+        same, difference, relative = False, float("inf"), float("inf")
+    else:
+        same = plain.tobytes() == other.tobytes()
+        difference = relative = 0.0
+        if not same:
+            left, right = plain.astype(np.float64), other.astype(np.float64)
+            difference = float(np.max(np.abs(left - right)))
+            relative = difference / max(float(np.max(np.abs(left))), np.finfo(np.float32).tiny)
+    return Check(
+        kind=kind, name=name, step=step, identical=same, largest_difference=difference, relative_difference=relative
+    )

@@ -1,0 +1,1 @@
+"""Scripts: tests and checks, the demo, the benchmark."""

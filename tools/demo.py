@@ -1,0 +1,118 @@
+"""The whole job on ResNet50, for real: plan, rewrite, measure before and after, verify, export, reload and train.
+
+Usage: tools/demo [--budget=BYTES] [--batch_size=N] [--steps=N]
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# Measuring runs in processes of their own, which need device memory that this process must not take.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402 - the path and the environment come first
+from absl import app, flags  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+import tf_memsaver  # noqa: E402
+from tf_memsaver.report import tables  # noqa: E402
+from tf_memsaver.report.progress import Progress  # noqa: E402
+from tf_memsaver.units import format_bytes  # noqa: E402
+from tools.models import build  # noqa: E402
+from tools.saved_model_step import gradient_step  # noqa: E402
+
+_BUDGET = flags.DEFINE_string("budget", None, "peak memory of a training step (default: smallest within 30% more time)")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "examples in a batch", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 2, "training steps to measure, and to verify", lower_bound=1)
+
+
+def main(_: list[str]) -> int:
+    """Run the demo; return 1 when something that should be identical differs."""
+    begin = time.perf_counter()
+    progress, console = Progress(Console(stderr=True)), Console(width=None if sys.stdout.isatty() else 140)
+    batch_size, steps = _BATCH_SIZE.value, _STEPS.value
+
+    with progress.stage("building ResNet50 for 128×128 images, compiled with Adam"):
+        model = build("ResNet50")
+        model.compile("adam", "sparse_categorical_crossentropy")
+    with progress.stage("tracing one training step, planning, rewriting"):
+        optimized = tf_memsaver.optimize(model, batch_size=batch_size, budget=_BUDGET.value)
+    plan = optimized.memsaver_plan
+    with progress.stage("measuring the plain model in a process of its own"):
+        before = tf_memsaver.measure(model, batch_size=batch_size, steps=steps)
+    with progress.stage("measuring the optimized model in a process of its own"):
+        after = tf_memsaver.measure(optimized, batch_size=batch_size, steps=steps)
+    with progress.stage("training both side by side and comparing"):
+        verification = tf_memsaver.verify(model, optimized, batch_size=batch_size, steps=steps)
+    with tempfile.TemporaryDirectory() as folder:
+        reloaded = _export_and_reload(optimized, batch_size, Path(folder), progress)
+
+    console.print(
+        tables.measurements_table([("plain", plan.plain_peak_bytes, before), ("optimized", plan.peak_bytes, after)])
+    )
+    console.print(tables.verification_table(verification))
+    console.print(_reload_table(reloaded))
+    console.print(
+        f"plan: {len(plan.segments)} segments, {len(plan.recomputed)} of {len(plan.labels)} layers recomputed, made in "
+        f"{plan.plan_seconds:.2f} s; the demo took {time.perf_counter() - begin:.0f} s",
+        highlight=False,
+    )
+    return 0 if verification.passed and reloaded["identical"] else 1
+
+
+def _export_and_reload(optimized: Any, batch_size: int, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Export, train one step on the SavedModel in a fresh process, and compare with the same step in this one."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((batch_size, *optimized.input_shape[1:])).astype(np.float32)
+    y = random.integers(0, optimized.output_shape[-1], batch_size)
+    np.savez(folder / "batch.npz", x=x, y=y)
+    with progress.stage("exporting a SavedModel"):
+        tf_memsaver.export_saved_model(optimized, folder / "saved_model")
+    with progress.stage("loading it with TensorFlow alone, in a fresh process, and training one step"):
+        subprocess.run(
+            [sys.executable, str(ROOT / "tools/saved_model_step.py"), "saved_model", "batch.npz", "result.npz"],
+            cwd=folder,
+            check=True,
+        )
+    with progress.stage("the same step on the optimized model"):
+        loss, gradients = gradient_step(
+            lambda images: optimized(images, training=True), optimized.trainable_variables, x, y
+        )
+    with np.load(folder / "result.npz") as result:
+        found = {name: result[name] for name in result.files}
+    pairs = [(found[f"gradient{number}"], gradient.numpy()) for number, gradient in enumerate(gradients)]
+    same = sum(bool(np.array_equal(theirs, ours)) for theirs, ours in pairs)
+    return {
+        "loss": (float(found["loss"]), float(loss)),
+        "gradients": (same, len(pairs)),
+        "difference": max(float(np.max(np.abs(theirs - ours))) for theirs, ours in pairs),
+        "activation_bytes": int(found["peak_bytes"] - found["live_bytes"] - found["gradient_bytes"]),
+        "peak_bytes": int(found["peak_bytes"]),
+        "identical": same == len(pairs) and float(found["loss"]) == float(loss),
+    }
+
+
+def _reload_table(reloaded: dict[str, Any]) -> Table:
+    table = Table(title="the SavedModel, trained one step in a fresh process by TensorFlow alone", title_justify="left")
+    table.add_column("what")
+    table.add_column("found", justify="right")
+    theirs, ours = reloaded["loss"]
+    same, count = reloaded["gradients"]
+    table.add_row("loss there, and here", f"{theirs!r}, {ours!r}")
+    table.add_row("identical gradients", f"{same} of {count} (largest difference {reloaded['difference']:.3g})")
+    table.add_row("measured peak, without optimizer", format_bytes(reloaded["peak_bytes"]))
+    table.add_row("of it activations", format_bytes(reloaded["activation_bytes"]))
+    return table
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,54 @@
+"""One training step on a SavedModel with TensorFlow alone: what the demo runs in a fresh process.
+
+Usage: python tools/saved_model_step.py SAVED_MODEL BATCH.npz RESULT.npz
+
+BATCH holds x and y (class numbers). RESULT receives the loss, every gradient, and the bytes: peak, live before the
+step, and the sum of the gradients. tf_memsaver is not imported (TensorFlow imports keras by itself).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def gradient_step(call: Callable[[Any], Any], variables: Sequence[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
+    """Return the loss of one batch, and its gradients, from one run in graph mode."""
+
+    @tf.function
+    def step(x: Any, y: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            chosen = tf.gather(call(x), y, batch_dims=1)
+            loss = -tf.reduce_mean(tf.math.log(chosen + 1e-7))
+        return loss, tape.gradient(loss, variables)
+
+    return step(x, y)
+
+
+def main() -> None:
+    """Load, run one step, and write what it gave."""
+    folder, batch_path, result_path = sys.argv[1:]
+    device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+    with np.load(batch_path) as batch:
+        x, y = tf.constant(batch["x"]), tf.constant(batch["y"])
+    loaded = tf.saved_model.load(folder)
+    variables = loaded.trainable_variables
+    before = tf.config.experimental.get_memory_info(device)["current"]
+    tf.config.experimental.reset_memory_stats(device)
+    loss, gradients = gradient_step(lambda images: loaded(images, training=True), variables, x, y)
+    # Reading the loss waits for the step to end.
+    result = {"loss": loss.numpy(), "live_bytes": before}
+    result["peak_bytes"] = tf.config.experimental.get_memory_info(device)["peak"]
+    result["gradient_bytes"] = sum(gradient.numpy().nbytes for gradient in gradients)
+    result |= {f"gradient{number}": gradient.numpy() for number, gradient in enumerate(gradients)}
+    if "tf_memsaver" in sys.modules:
+        raise SystemExit("tf_memsaver was imported; this was to run without it")
+    np.savez(result_path, **result)
+
+
+if __name__ == "__main__":
+    main()
