@@ -49,9 +49,9 @@ def optimize(
 ) -> Any:
     """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
 
-    The arguments are those of ``search_plan``, whose plan is in the result's ``memsaver_plan``. The original stays as it
-    was. A compiled model comes back compiled, with the same optimizer object; compile it before, so that the optimizer's
-    slots count towards the budget.
+    The arguments are those of ``search_plan``, whose plan is in the result's ``memsaver_plan``. The original stays as
+    it was. A compiled model comes back compiled, with the same optimizer object; compile it before, so that the
+    optimizer's slots count towards the budget.
 
     Raises:
       MemsaverError: what ``search_plan`` and ``apply_plan`` raise.
@@ -87,7 +87,8 @@ def search_plan(
       batch_size: samples in a training batch (per replica).
       budget: bytes, or text such as ``"6GiB"``, that the peak of a whole training step must stay within.
       max_overhead: the extra predicted step time allowed, as a share of the plain step; 0.3 without a budget.
-      strategy: a planner's name; ``"auto"`` takes the quickest step within the budget or, without one, the smallest peak
+      strategy: a planner's name; ``"auto"`` takes the quickest step within the budget or, without one, the smallest
+      peak
         within ``max_overhead``.
       keep: names or patterns of layers that must not be replayed.
       recompute: names or patterns of layers that must be replayed.

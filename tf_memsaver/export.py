@@ -27,10 +27,10 @@ PLAN_FILE = os.path.join("assets.extra", "memsaver_plan.json")
 def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write ``optimized`` to the folder ``path``, beside and renamed, so that it is never there by half.
 
-    A process without tf_memsaver loads it with ``tf.saved_model.load`` and trains it: ``loaded(x, training=True)`` under a
-    tape, gradients for ``loaded.trainable_variables``, plus ``loaded.regularization_losses`` (functions without
-    arguments). Losses that layers add in their call come with ``loaded.train_with_losses(x)``, a dict of ``outputs`` and
-    ``losses``. The batch dimension stays free.
+    A process without tf_memsaver loads it with ``tf.saved_model.load`` and trains it: ``loaded(x, training=True)``
+    under a tape, gradients for ``loaded.trainable_variables``, plus ``loaded.regularization_losses`` (functions without
+    arguments). Losses that layers add in their call come with ``loaded.train_with_losses(x)``, a dict of ``outputs``
+    and ``losses``. The batch dimension stays free.
 
     Raises:
       InvalidRequestError: the model was not optimized.
@@ -124,7 +124,11 @@ def _signature(model: Any) -> Any:
 
     def serving(**tensors: Any) -> dict[str, Any]:
         results = keras.tree.flatten(model(pack_inputs(model, [tensors[n] for n in names]), training=False))
-        keys = outputs if len(outputs) == len(results) == len(set(outputs)) else [f"output_{i}" for i in range(len(results))]
+        keys = (
+            outputs
+            if len(outputs) == len(results) == len(set(outputs))
+            else [f"output_{i}" for i in range(len(results))]
+        )
         return dict(zip(keys, results, strict=True))
 
     specs = {t.name: tf.TensorSpec(tuple(t.shape), t.dtype, name=t.name) for t in model.inputs}

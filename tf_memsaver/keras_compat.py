@@ -11,11 +11,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import AutocastScope, get_autocast_scope, get_keras_mask, set_keras_mask
+from keras.src.backend import AutocastScope, get_autocast_scope
+from keras.src.backend import get_keras_mask as get_keras_mask
+from keras.src.backend import set_keras_mask as set_keras_mask
 from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import StatelessScope, get_stateless_scope, in_stateless_scope
+from keras.src.backend.common.stateless_scope import StatelessScope, get_stateless_scope
 from keras.src.layers.layer import CallContext
-from keras.src.models.functional import Functional
+from keras.src.models.functional import Functional as Functional
 from keras.src.models.functional import operation_fn as _operation_fn
 
 
@@ -35,7 +37,7 @@ def inner_functional(model: Any) -> Functional | None:
 
 def nodes_in_order(functional: Functional) -> list[Any]:
     """Return the nodes that ``Function._run_through_graph`` runs, in its order (``_nodes_by_depth``, deepest first)."""
-    nodes = []
+    nodes: list[Any] = []
     for depth in sorted(functional._nodes_by_depth, reverse=True):
         nodes.extend(n for n in functional._nodes_by_depth[depth] if n.operation and not n.is_input)
     return nodes
@@ -129,6 +131,7 @@ class RecordingScope(StatelessScope):
             self.state_mapping[id(variable)] = tensor
 
     def get_current_value(self, variable: Any) -> Any:
+        """Return the variable's value in this scope; the first read fixes it."""
         key = id(variable)
         if key not in self.state_mapping:
             value = None if self.original_scope is None else self.original_scope.get_current_value(variable)
@@ -144,6 +147,7 @@ class RecordingScope(StatelessScope):
         return self.state_mapping[key]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
+        """Note an assignment instead of making it."""
         variable, value = update
         # The value before the update is what a replay must start from, also when the layer never reads it.
         self.get_current_value(variable)
@@ -152,6 +156,7 @@ class RecordingScope(StatelessScope):
         super().add_update((variable, tf.stop_gradient(value)))
 
     def add_loss(self, loss: Any) -> None:
+        """Note a loss and the operation that is running."""
         super().add_loss(loss)
         self._pending_losses.append((self.operation, loss))
 
@@ -204,7 +209,7 @@ def _loss_owner(operation: Any, loss: Any) -> Any:
 
 
 def pack_outputs(functional: Functional, flat: list[Any]) -> Any:
-    """Return flat outputs in the structure that ``Functional.call`` returns (``_outputs_struct``, single one unpacked)."""
+    """Return flat outputs as ``Functional.call`` returns them (``_outputs_struct``, a single one unpacked)."""
     packed = keras.tree.pack_sequence_as(functional._outputs_struct, flat)
     return packed[0] if isinstance(packed, (list, tuple)) and len(packed) == 1 else packed
 

@@ -66,21 +66,19 @@ class Measurement:
         )
 
 
-def measure(
-    model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3, isolate: bool = True
-) -> Measurement:
+def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3, isolate: bool = True) -> Measurement:
     """Run training steps of ``model`` on made-up data and return what they took.
 
-    A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its outputs.
-    The model's variables are as before when this returns.
+    A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
+    outputs. The model's variables are as before when this returns.
 
     Args:
       model: a plain or optimized Functional or Sequential model.
       batch_size: samples in the batch.
       mode: ``"eager"``, ``"graph"`` (tf.function) or ``"xla"`` (tf.function with jit_compile).
       steps: how many steps to time after the warm-up.
-      isolate: measure in a fresh process (the model travels as a ``.keras`` file). ``False`` measures here, where buffers
-        of other work may be counted; custom classes that are defined in ``__main__`` need it.
+      isolate: measure in a fresh process (the model travels as a ``.keras`` file). ``False`` measures here, where
+        buffers of other work may be counted; custom classes that are defined in ``__main__`` need it.
 
     Raises:
       InvalidRequestError: an unknown mode, or no steps.
@@ -124,9 +122,10 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
         if done.returncode:
             tail = " | ".join(done.stderr.strip().splitlines()[-3:])
             raise MeasurementError(
-                f"the measuring process ended with code {done.returncode}: {tail}. A negative code means that the system "
-                f"killed it, mostly for memory. If a custom class could not be found there, define it in an importable "
-                f"module and register it with keras.saving.register_keras_serializable, or pass isolate=False."
+                f"the measuring process ended with code {done.returncode}: {tail}. A negative code means that the "
+                f"system killed it, mostly for memory. If a custom class could not be found there, define it in an "
+                f"importable module and register it with keras.saving.register_keras_serializable, or pass "
+                f"isolate=False."
             )
         with open(result, encoding="utf-8") as file:
             return Measurement(**json.load(file))

@@ -24,9 +24,7 @@ def main(job_text: str, result_path: str) -> None:
     job = json.loads(job_text)
     import_custom_modules(job["model"])
     model = keras.saving.load_model(job["model"], safe_mode=False)
-    measured = measure(
-        model, batch_size=job["batch_size"], mode=job["mode"], steps=job["steps"], isolate=False
-    )
+    measured = measure(model, batch_size=job["batch_size"], mode=job["mode"], steps=job["steps"], isolate=False)
     with open(result_path, "w", encoding="utf-8") as file:
         json.dump(dataclasses.asdict(measured), file)
 

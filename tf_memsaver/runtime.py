@@ -9,7 +9,8 @@
   XLA ignores control dependencies, and by control dependency too, so that work on weights alone does not start early;
 * it adds 0.0 to the arguments, which turns -0.0 into 0.0: here 0.0 is subtracted, which changes nothing;
 * unconnected gradients come back as zeros: here as ``None``, as without a segment;
-* integer, boolean and state tensors cannot be arguments: here they are *held* from the first run and given to the replay;
+* integer, boolean and state tensors cannot be arguments: here they are *held* from the first run and given to the
+replay;
 * a second derivative gives a wrong number or an obscure error: here ``SecondDerivativeError``.
 """
 
@@ -114,9 +115,7 @@ def _replay_gradients(
             gated = [_behind(gate, tensor) for tensor in sources[: shape[1]]]
             gated += [tf.identity(tensor) for tensor in sources[shape[1] :]]
             tape.watch(gated)
-            outputs = function.replay(
-                gated[: shape[1]], gated[shape[1] :], [_behind(gate, tensor) for tensor in held]
-            )
+            outputs = function.replay(gated[: shape[1]], gated[shape[1] :], [_behind(gate, tensor) for tensor in held])
         targets = [outputs[place] for place in places]
         gradients = tape.gradient(targets, gated, output_gradients=list(arrived))
         connected[:] = [gradient is not None for gradient in gradients]

@@ -15,7 +15,7 @@ from tf_memsaver.capture import batch
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.keras_compat import is_trained
-from tf_memsaver.measurement import check_mode, KeptState
+from tf_memsaver.measurement import KeptState, check_mode
 
 XLA_TOLERANCE = 1e-3
 """Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest
@@ -41,9 +41,9 @@ class Check:
 class Verification:
     """The outcome of ``verify``.
 
-    ``identical`` says that all bits were equal; ``passed`` the same, or under XLA that differences stay within rounding.
-    ``deterministic_ops`` says that the comparison ran under ``tf.config.experimental.enable_op_determinism``, because two
-    runs of the plain model already differed without it.
+    ``identical`` says that all bits were equal; ``passed`` the same, or under XLA that differences stay within
+    rounding. ``deterministic_ops`` says that the comparison ran under ``tf.config.experimental.enable_op_determinism``,
+    because two runs of the plain model already differed without it.
     """
 
     mode: str
@@ -167,7 +167,11 @@ def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str)
         optimizer.apply_gradients([(g, v) for g, v in zip(gradients, weights, strict=True) if g is not None])
         return loss, gradients
 
-    function = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla", input_signature=_free_batch(model, batch_size))
+    function = (
+        step
+        if mode == "eager"
+        else tf.function(step, jit_compile=mode == "xla", input_signature=_free_batch(model, batch_size))
+    )
     record: Record = {}
     for number in range(steps):
         loss, gradients = function(*batch.synthetic_batch(model, batch_size, seed=number))
@@ -183,9 +187,9 @@ def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str)
 def _free_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
     """Return the specs of a batch with a free batch dimension, as ``fit`` traces it.
 
-    With every shape known, TensorFlow's graph optimizer turns sums of three and more terms into accumulators that add in
-    the order of arrival, wherever it reckons with little memory (80% of 256 MiB on any CPU): last bits then differ from
-    run to run, in the plain model too. With a free dimension it leaves the sums alone.
+    With every shape known, TensorFlow's graph optimizer turns sums of three and more terms into accumulators that add
+    in the order of arrival, wherever it reckons with little memory (80% of 256 MiB on any CPU): last bits then differ
+    from run to run, in the plain model too. With a free dimension it leaves the sums alone.
     """
 
     def free(tensor: Any) -> tf.TensorSpec:
@@ -231,7 +235,7 @@ def _check(
         if not same:
             left, right = plain.astype(np.float64), other.astype(np.float64)
             difference = float(np.max(np.abs(left - right)))
-            relative = difference / max(float(np.max(np.abs(left))), np.finfo(np.float32).tiny)
+            relative = difference / max(float(np.max(np.abs(left))), float(np.finfo(np.float32).tiny))
     return Check(
         kind=kind, name=name, step=step, identical=same, largest_difference=difference, relative_difference=relative
     )

@@ -75,9 +75,9 @@ def test_a_graph_of_ten_units():
 
 @pytest.mark.parametrize(
     ("budget", "peak", "seconds"),
-    # Six layers of 8 bytes, resident 4 + 6. Plain peaks at the last layer's backward: resident, loss, five kept outputs,
-    # two gradients. Each output dropped takes 8 off and costs a replay of 8 s; with three dropped the last layer's
-    # backward needs 36, and the highest point is the backward of another segment, with three weight gradients more.
+    # Six layers of 8 bytes. Plain peaks at the last weight gradient: resident 10, the loss, that weight gradient, five
+    # kept outputs and a gradient, 60. Each of the first two outputs dropped takes 8 off and costs a replay of 8 s; with
+    # three dropped a segment's own backward is the highest point: brute force over all 486 plans says 39.
     [(10**6, 60, 0), (60, 60, 0), (59, 52, 8), (52, 52, 8), (51, 44, 16), (44, 44, 16), (43, 39, 24), (39, 39, 24)],
 )
 def test_table_of_budgets_on_a_chain(budget: int, peak: int, seconds: int):

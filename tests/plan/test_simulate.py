@@ -1,4 +1,4 @@
-"""Timelines worked out by hand, in bytes. In chains every layer makes 8 bytes, its weight and weight gradient have 1."""
+"""Timelines worked out by hand, in bytes. A layer of a chain makes 8; its weight and weight gradient have 1."""
 
 from __future__ import annotations
 

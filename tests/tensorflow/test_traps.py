@@ -74,7 +74,7 @@ def test_trap_1_a_replay_waits_for_the_gradients_of_all_outputs() -> None:
     # Forty layers keep 1 MiB each; with a plan, eight inputs and one block of five. A naive replay of a block starts as
     # soon as the gradient of its side output is there, which is at once.
     assert plain > 35 * 2**20
-    assert activation_peak(naive(model, *spans), x) > 0.9 * plain
+    assert activation_peak(naive(model, *spans), x) > 0.75 * plain
     ours = activation_peak(optimized_by_hand(model, *spans), x)
     assert 0.2 * plain < ours < 0.55 * plain
     assert_trains_alike(model, optimized_by_hand(model, *spans), AS_WRITTEN)
@@ -215,7 +215,7 @@ def test_trap_8_arguments_that_are_no_tensors_stay_what_they_are() -> None:
     x = models.Switch(name="switch")(x, kind="tanh", negate=True, extra=None, power=3)
     x = layers.Dense(5, name="d1")(x)
     model = keras.Model(inputs, layers.Dense(2, name="head")(x))
-    assert_trains_alike(model, optimized_by_hand(model, ("d0", "d1")))
+    assert_trains_alike(model, optimized_by_hand(model, ("d0", "d1")), AS_WRITTEN)
 
 
 def _with_sparse() -> Any:
@@ -329,11 +329,10 @@ def test_trap_15_masks_cross_the_boundaries_of_segments() -> None:
 
     with pytest.warns(UserWarning, match="destroy the mask"):
         y = Wrapper(model.get_layer("d0"))(model.get_layer("mask")(inputs))
-    y = layers.Dropout(0.0)(y)
-    y = model.get_layer("pool")(model.get_layer("lstm")(y))
-    unmasked = keras.Model(inputs, model.get_layer("head")(y))
-    masked = keras.Sequential([model.get_layer(n) for n in ("mask", "d0", "lstm", "pool", "head")])
-    assert not np.allclose(unmasked(data), masked(data))
+        y = model.get_layer("pool")(model.get_layer("lstm")(y))
+        unmasked = keras.Model(inputs, model.get_layer("head")(y))
+        careless = unmasked(data)
+    assert not np.allclose(careless, model(data, training=False))
 
     for spans in ([("mask", "d0"), ("drop", "lstm")], [("d0", "drop")], [("drop", "drop"), ("lstm", "pool")]):
         optimized = optimized_by_hand(model, *spans)

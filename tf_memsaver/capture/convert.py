@@ -39,9 +39,7 @@ _LOOPS = frozenset({"StatelessWhile", "While"})
 _CALLS = frozenset({"If", "PartitionedCall", "StatefulPartitionedCall", "StatelessIf", "StatelessWhile", "While"})
 
 
-def build_graph(
-    model: Any, sequence: CallSequence, step: TracedStep, batch_size: int, device: Device
-) -> Graph:
+def build_graph(model: Any, sequence: CallSequence, step: TracedStep, batch_size: int, device: Device) -> Graph:
     """Return the Graph of a traced step, with a candidate cut at every position where results stay bit-identical."""
     builder = _Builder(model, step, device)
     units = builder.units(sequence)
@@ -57,6 +55,8 @@ def build_graph(
         units=units,
         cuts=cuts,
         outputs=builder.output_values(),
+        joined=tuple(sorted(splitting)),
+        device=device.kind,
     )
 
 
@@ -220,7 +220,9 @@ class _Builder:
 
     def _leave_out(self, operation: Any, after: frozenset[int]) -> None:
         """Note which ops of the graph an op that is left out waits for, so that its readers wait for them."""
-        made = {self._maker[self._value_of[id(t)]] for t in operation.inputs if self._value_of.get(id(t)) in self._maker}
+        made = {
+            self._maker[self._value_of[id(t)]] for t in operation.inputs if self._value_of.get(id(t)) in self._maker
+        }
         for tensor in operation.outputs:
             self._behind[id(tensor)] = after | made
 
@@ -261,7 +263,6 @@ class _Builder:
             overwrites=overwrites,
             after=tuple(sorted(after)),
         )
-
 
     def _inner_costs(self, operation: Any, spec: rules.OpSpec) -> tuple[int, int, int]:
         """Return FLOPs, those of them in matrix products, and workspace; of a called function, all its ops together."""
@@ -320,8 +321,8 @@ def _loop_list_bytes(tensor: Any) -> int:
         return 0
     body = _function_graph(tensor.op.graph, tensor.op.get_attr("body").name)
     writer = None if body is None else body.outputs[tensor.value_index].op
-    place = {"TensorListPushBack": 1, "TensorListSetItem": 2}.get("" if writer is None else writer.type)
-    if place is None:
+    place = None if writer is None else {"TensorListPushBack": 1, "TensorListSetItem": 2}.get(writer.type)
+    if writer is None or place is None:
         return 0
     trips = trip_count(tensor.op)
     if trips is None:

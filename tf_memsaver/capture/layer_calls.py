@@ -32,6 +32,7 @@ class ModelEntry:
         self._functional = functional
 
     def __call__(self, inputs: Any) -> list[Any]:
+        """Return the flat, converted inputs."""
         return keras_compat.standardize_inputs(self._functional, inputs)
 
 
@@ -136,18 +137,14 @@ class _Flattener:
         for number, (slot, tensor) in enumerate(zip(inputs, functional.inputs, strict=True)):
             self._producer[slot] = f"in{number}:{_spec(tensor)}"
         outputs = self._walk(functional, inputs, prefix="", training=None)
-        return CallSequence(
-            calls=tuple(self._calls), inputs=inputs, outputs=outputs, slot_count=self._slot_count
-        )
+        return CallSequence(calls=tuple(self._calls), inputs=inputs, outputs=outputs, slot_count=self._slot_count)
 
     def _new_slots(self, count: int) -> tuple[int, ...]:
         first = self._slot_count
         self._slot_count += count
         return tuple(range(first, first + count))
 
-    def _walk(
-        self, functional: Any, inputs: tuple[int, ...], prefix: str, training: bool | None
-    ) -> tuple[int, ...]:
+    def _walk(self, functional: Any, inputs: tuple[int, ...], prefix: str, training: bool | None) -> tuple[int, ...]:
         slot_of = {id(tensor): slot for tensor, slot in zip(functional.inputs, inputs, strict=True)}
 
         def to_slot(leaf: Any) -> Any:

@@ -121,9 +121,7 @@ class _Tracer:
     def _forward(self, batch_size: int) -> list[tuple[Any, list[Any], list[Any]]]:
         flat = self._placeholders(batch.input_specs(self._model, batch_size))
         self._x = batch.pack_inputs(self._model, flat)
-        for slot, tensor in zip(
-            self._sequence.inputs, standardize_inputs(self._functional, self._x), strict=True
-        ):
+        for slot, tensor in zip(self._sequence.inputs, standardize_inputs(self._functional, self._x), strict=True):
             self._slots[slot] = tensor
         self._mark(Phase.FORWARD, None)
         self._loss_tensors: list[Any] = []
@@ -198,9 +196,7 @@ class _Tracer:
                 total = tf.add_n([tf.convert_to_tensor(g) for g in arrived]) if dense else arrived[0]
                 pairs.append((total, variable))
         for gradient, _ in pairs:
-            self._step.weight_gradients.append(
-                gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-            )
+            self._step.weight_gradients.append(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
         return pairs
 
     def _update(self, gradients: list[tuple[Any, Any]]) -> None:

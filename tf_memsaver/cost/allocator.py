@@ -1,16 +1,19 @@
 """TensorFlow's best-fit-with-coalescing allocator, as far as it decides how many bytes a step is said to use.
 
-``BFCAllocator`` (tensorflow/core/common_runtime, TensorFlow 2.21) serves GPUs, and on CPUs with oneDNN all buffers above
-256 KiB. It hands out a free chunk whole unless that is at least twice the bytes asked for (or 128 MiB larger), and
-``get_memory_info`` counts the chunk: so the reported bytes exceed the tensors' bytes by what does not fit.
+``BFCAllocator`` (tensorflow/core/common_runtime, TensorFlow 2.21) serves GPUs, and on CPUs with oneDNN all buffers
+above 256 KiB. It hands out a free chunk whole unless that is at least twice the bytes asked for (or 128 MiB larger),
+and ``get_memory_info`` counts the chunk: so the reported bytes exceed the tensors' bytes by what does not fit.
 
-Memory comes in regions whose chunks never join. A GPU is one region (taken as endless: nothing fails to fit here); a CPU
-grows by regions that double in size, from 2 MiB.
+Memory comes in regions whose chunks never join. A GPU is one region (taken as endless: nothing fails to fit here); a
+CPU grows by regions that double in size, from 2 MiB.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from tf_memsaver.cost.device import Device
 
 LARGEST_REMAINDER = 128 << 20
 """A chunk is split when more than this would be wasted (``kMaxInternalFragmentation``)."""
@@ -87,3 +90,56 @@ class BestFitAllocator:
         del self._free[bisect_left(self._free, (size, address))]
         del self._free_at[address]
         del self._free_ending[address + size]
+
+
+class AllocatorLedger:
+    """Books buffers with an allocator and keeps the peak: what ``get_memory_info`` would report for a step.
+
+    Buffers below the device's ``pooled_from`` bytes come from elsewhere and count as they are.
+    """
+
+    def __init__(self, device: Device, nbytes: Sequence[int], resident: Sequence[int]) -> None:
+        """Start with buffers of ``resident`` bytes in place; ``nbytes`` gives the size of every buffer to come."""
+        self._allocator = BestFitAllocator(growing=device.pool_grows)
+        self._pooled_from, self._nbytes = device.pooled_from, nbytes
+        self._address: dict[int, int | None] = {}
+        self._small = 0
+        for size in resident:
+            if size >= self._pooled_from:
+                self._allocator.allocate(size)
+            else:
+                self._small += size
+        # Fragmentation among the resident buffers is none of the step's.
+        self._offset = sum(resident) - self._now()
+        self.peak_bytes = sum(resident)
+
+    def _now(self) -> int:
+        return self._allocator.used_bytes + self._small
+
+    def allocate(self, buffer: int) -> None:
+        """A buffer is made."""
+        size = self._nbytes[buffer]
+        if size >= self._pooled_from:
+            self._address[buffer] = self._allocator.allocate(size)
+        else:
+            self._address[buffer] = None
+            self._small += size
+
+    def take_over(self, buffer: int, heir_of: int) -> None:
+        """A buffer takes the place of one that dies."""
+        self._address[buffer] = self._address.pop(heir_of)
+
+    def use_workspace(self, nbytes: int) -> None:
+        """All outputs of a step stand; while it runs it needs this many bytes more."""
+        scratch = self._allocator.allocate(nbytes) if nbytes >= self._pooled_from else None
+        self.peak_bytes = max(self.peak_bytes, self._now() + self._offset + (nbytes if scratch is None else 0))
+        if scratch is not None:
+            self._allocator.free(scratch)
+
+    def free(self, buffer: int) -> None:
+        """A buffer dies."""
+        address = self._address.pop(buffer)
+        if address is None:
+            self._small -= self._nbytes[buffer]
+        else:
+            self._allocator.free(address)

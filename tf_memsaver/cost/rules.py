@@ -164,9 +164,9 @@ def workspace_bytes(spec: OpSpec) -> int:
 
 
 def _compiled_filter_gradient(spec: OpSpec) -> int:
-    """XLA's CPU compiler computes the filter gradient of a grouped convolution for all pairs of channels, in two buffers.
+    """Return what XLA's CPU compiler takes for the filter gradient of a grouped convolution.
 
-    Measured on TensorFlow 2.21: 220.5 MiB for a depthwise 7×7 convolution of 768 channels, 55.1 MiB for 384. Keras runs
+    It computes the gradient for all pairs of channels, in two buffers. Measured on TensorFlow 2.21: 220.5 MiB for a depthwise 7×7 convolution of 768 channels, 55.1 MiB for 384. Keras runs
     grouped convolutions on CPUs this way.
     """
     groups = _conv_groups(spec)

@@ -106,7 +106,9 @@ class Graph:
 
     ``outputs`` are the values that outlive the step (the loss; the weight gradients when there is no optimizer).
     ``cuts`` are the interior candidate cuts in order of position. ``resident_bytes`` are live before, during and after
-    the step: weights, optimizer slots, other state and the input batch.
+    the step: weights, optimizer slots, other state and the input batch. At the positions in ``joined`` no segment may
+    end: a cut there would change the order of a floating-point sum. ``device`` is the kind that sizes and times are
+    for.
     """
 
     name: str
@@ -116,6 +118,8 @@ class Graph:
     units: tuple[Unit, ...]
     cuts: tuple[Cut, ...]
     outputs: tuple[int, ...]
+    joined: tuple[int, ...] = ()
+    device: str = "CPU"
 
     def __post_init__(self) -> None:
         for index, value in enumerate(self.values):

@@ -3,7 +3,7 @@
 One line for the graph, then one for each unit, value, op and cut, and one for the outputs. Indices are implied by the
 order and written only for the reader; fields at their default are left out; ``#`` starts a comment::
 
-    graph "chain" batch=2
+    graph "chain" batch=2 device=CPU
     unit 0 "dense" kind="Dense" signature="Dense(4)"
     value 0 "kernel" parameter 64
     value 1 "dense/MatMul:0" activation 128
@@ -32,7 +32,8 @@ _LISTS = {"reads": "inputs", "writes": "outputs", "overwrites": "overwrites"}
 
 def dump(graph: Graph) -> str:
     """Return the graph as text that ``parse`` reads back to an equal graph."""
-    lines = [f"graph {_quoted(graph.name)} batch={graph.batch_size}"]
+    head = f"graph {_quoted(graph.name)} batch={graph.batch_size} device={graph.device}"
+    lines = [head + _list(" joined", graph.joined)]
     for unit in graph.units:
         line = f"unit {unit.index} {_quoted(unit.label)} kind={_quoted(unit.kind)} signature={_quoted(unit.signature)}"
         lines.append(line + (f" pinned={_quoted(unit.pinned)}" if unit.pinned else ""))
@@ -73,7 +74,12 @@ class _Reader:
         word, *rest = words
         if word == "graph":
             (name,) = rest
-            self._head = {"name": _unquoted(name), "batch_size": int(fields.pop("batch"))}
+            self._head = {
+                "name": _unquoted(name),
+                "batch_size": int(fields.pop("batch")),
+                "device": fields.pop("device"),
+                "joined": _indices(fields.pop("joined", "")),
+            }
         elif word == "outputs":
             self._outputs = tuple(int(value) for value in rest)
         elif word in self._rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_memsaver.errors import InfeasibleOverheadError
 from tf_memsaver.plan.min_time import quickest_within
-from tf_memsaver.plan.one_level import OneLevel, tidied
+from tf_memsaver.plan.one_level import tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
 from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, SegmentMode
@@ -21,7 +21,7 @@ def auto(problem: Problem) -> Choice:
       InfeasibleBudgetError: the least peak is above the budget.
       InfeasibleOverheadError: the hints force more recomputation than the overhead allows.
     """
-    request, plans = problem.request, OneLevel(problem)
+    request, plans = problem.request, problem.one_level
     if request.budget_bytes is not None:
         found = quickest_within(plans, request.budget_bytes)
         replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in found.segments)

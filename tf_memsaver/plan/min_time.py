@@ -22,7 +22,7 @@ def min_time(problem: Problem) -> Sequence[Segment]:
     budget = problem.request.budget_bytes
     if budget is None:
         raise InvalidRequestError("strategy='min_time' needs a budget, such as budget='6GiB'; without one use 'auto'.")
-    return tidied(quickest_within(OneLevel(problem), budget).segments)
+    return tidied(quickest_within(problem.one_level, budget).segments)
 
 
 def quickest_within(plans: OneLevel, budget: int) -> Found:

@@ -19,14 +19,14 @@ from tf_memsaver.plan.simulate import Measured
 from tf_memsaver.plan.tables import Tables
 from tf_memsaver.plan.types import Segment, SegmentMode
 
+THIN_CUTS = 128
+"""A graph of more candidate cuts is *large*: there, searches narrow what they look at. The design's K (section 3)."""
+
 MOST_ROUNDS = 100
-"""Simulations before a search settles for the best plan that it has simulated so far; ``THIN_ROUNDS`` in graphs of more
-than ``THIN_CUTS`` cuts."""
+"""Simulations before a search settles for the best plan that it has simulated so far."""
 
 THIN_ROUNDS = 12
-
-THIN_CUTS = 128
-"""A graph of more candidate cuts is *large*: there, searches narrow down what they look at. The design's K (section 3)."""
+"""The same in large graphs."""
 
 FRONT = 64
 """Pareto-optimal labels kept at a cut, for each pattern of values kept already; exact while fewer are needed."""
@@ -142,28 +142,37 @@ class OneLevel:
             return smallest
         tables = self._full.narrowed(self._thinned(smallest.segments), REACH) if self._is_large else self._full.copy()
         best = self.plain
-        low = float(smallest.peak_bytes)
+        low, known = float(smallest.peak_bytes), None
+        if self._is_large:
+            known = self._least_within(self._full.restricted(self._thinned(smallest.segments)), seconds, low)
         for _ in range(self._rounds):
-            proposal = self._least_within(tables, seconds, low)
+            proposal = self._least_within(tables, seconds, low, known)
             if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
                 break
             found = self._simulated(proposal.segments)
             if found.replay_seconds > limit:
-                seconds = proposal.replay_seconds * (1 - ROUNDING)
+                seconds, known = proposal.replay_seconds * (1 - ROUNDING), None
                 continue
             best = found if best is None or found.rank < best.rank else best
             if found.peak_bytes <= proposal.peak_bytes or not tables.learn(proposal, found.measured):
                 break
-            low = proposal.peak_bytes
+            low, known = proposal.peak_bytes, None
         if best is None:
             raise ValueError("the hints force more recomputation than the time allows")
         return best
 
-    def _least_within(self, tables: Tables, seconds: float, low: float) -> Proposal | None:
-        """Bisect the limit down to a proposal within ``seconds``, to one part in ``LIMIT_STEPS`` where not exactly."""
-        best: Proposal | None = None
-        high = INFINITE
-        trial = high if self.plain is None else float(self.plain.peak_bytes)
+    def _least_within(
+        self, tables: Tables, seconds: float, low: float, known: Proposal | None = None
+    ) -> Proposal | None:
+        """Bisect the limit, from a known proposal down, to the least that allows one within ``seconds``.
+
+        To one part in ``LIMIT_STEPS`` in large graphs, else exactly.
+        """
+        best = known
+        high = INFINITE if known is None else known.peak_bytes
+        trial = (low + high) / 2
+        if known is None and self.plain is not None:
+            trial = float(self.plain.peak_bytes)
         while low < high:
             search = Search(tables, trial, front=FRONT // 4 if self._is_large else FRONT, seconds_limit=seconds)
             found = search.run()
@@ -217,7 +226,7 @@ def tidied(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 def candidate_positions(problem: Problem) -> list[int]:
     """Return 0, the positions of the candidate cuts and of the borders of hints, and the number of units."""
-    cuts = {cut.position for cut in problem.cuts}
+    cuts = {cut.position for cut in problem.cuts} - set(problem.graph.joined)
     return sorted({0, *cuts, *borders(problem), len(problem.graph.units)})
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tf_memsaver.errors import HintError
 from tf_memsaver.ir.graph import Cut, Graph
 from tf_memsaver.ir.topology import articulation_points
 from tf_memsaver.plan.simulate import Simulator, Timeline
 from tf_memsaver.plan.types import Request, Segment, SegmentMode
+
+if TYPE_CHECKING:
+    from tf_memsaver.plan.one_level import OneLevel
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,20 @@ class Problem:
           HintError: a pattern matches no layer, or hints contradict each other or the graph.
         """
         keep = _matches(graph, "keep", request.keep)
-        recompute = _matches(graph, "recompute", request.recompute)
+        named = _matches(graph, "recompute", request.recompute)
         candidates = _matches(graph, "candidates", request.candidates)
         for unit in graph.units:
-            if recompute[unit.index] and (keep[unit.index] or unit.pinned):
+            if named[unit.index] and (keep[unit.index] or unit.pinned):
                 reason = unit.pinned or "is also named in keep"
                 raise HintError(f"layer '{unit.label}' cannot be recomputed: it {reason}. Take it out of recompute=.")
-        pinned = tuple(keep[unit.index] or bool(unit.pinned) for unit in graph.units)
+        pinned = _spread(graph, [keep[unit.index] or bool(unit.pinned) for unit in graph.units])
+        recompute = _spread(graph, named)
+        for unit in graph.units:
+            if recompute[unit.index] and pinned[unit.index]:
+                raise HintError(
+                    f"layer '{unit.label}' cannot be recomputed: it shares a tensor with a layer that must be kept, "
+                    f"and a cut between the two would change the order of a sum. Take one of them out of the hints."
+                )
         cuts = graph.cuts
         if request.candidates:
             chosen = {u + 1 for u in range(len(graph.units)) if candidates[u]}
@@ -56,10 +67,33 @@ class Problem:
         return Simulator(self.graph)
 
     @cached_property
+    def one_level(self) -> OneLevel:
+        """The search over plans of one level; it does not depend on the request's limits."""
+        from tf_memsaver.plan.one_level import OneLevel
+
+        return OneLevel(self)
+
+    @cached_property
     def plain(self) -> Timeline:
         """The plain step: everything stored."""
-        count = len(self.graph.units)
-        return self.simulator.run([Segment(start=0, stop=count, mode=SegmentMode.STORE)])
+        return self.simulator.run(self.store_all)
+
+    @property
+    def store_all(self) -> tuple[Segment, ...]:
+        """The cover that replays nothing."""
+        return (Segment(start=0, stop=len(self.graph.units), mode=SegmentMode.STORE),)
+
+    @cached_property
+    def plain_reported_peak(self) -> int:
+        """The peak of the plain step as the allocator reports it."""
+        return self.simulator.reported_peak(self.store_all)
+
+    def with_budget(self, budget_bytes: int) -> Problem:
+        """Return the same problem with another budget; what was computed for this one is shared."""
+        other = replace(self, request=replace(self.request, budget_bytes=budget_bytes))
+        for name in ("simulator", "plain", "one_level"):
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     @property
     def articulation_points(self) -> tuple[Cut, ...]:
@@ -70,6 +104,17 @@ class Problem:
         """Return the time of replays as a share of the plain step."""
         plain = self.plain.step_seconds
         return replay_seconds / plain if plain > 0 else 0.0
+
+
+def _spread(graph: Graph, flags: Sequence[bool]) -> tuple[bool, ...]:
+    """Return flags that are equal within each run of units between which no segment may end: any of them counts."""
+    joined, spread = set(graph.joined), list(flags)
+    start = 0
+    for stop in range(1, len(spread) + 1):
+        if stop == len(spread) or stop not in joined:
+            spread[start:stop] = [any(spread[start:stop])] * (stop - start)
+            start = stop
+    return tuple(spread)
 
 
 def _border(flags: Sequence[bool], position: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import Op
 from tf_memsaver.plan.types import Segment, SegmentMode
@@ -47,8 +47,28 @@ class Schedule:
         self.runs.append((owner, start, len(self.steps)))
 
 
+class Ledger(Protocol):
+    """Is told of every allocation in order."""
+
+    def allocate(self, buffer: int) -> None:
+        """A buffer is made."""
+
+    def take_over(self, buffer: int, heir_of: int) -> None:
+        """A buffer takes the place of one that dies."""
+
+    def use_workspace(self, nbytes: int) -> None:
+        """All outputs of a step stand; while it runs it needs this many bytes more."""
+
+    def free(self, buffer: int) -> None:
+        """A buffer dies."""
+
+
 def walk(
-    steps: Sequence[Step], nbytes: Sequence[int], outlive: Iterable[int], resident_bytes: int
+    steps: Sequence[Step],
+    nbytes: Sequence[int],
+    outlive: Iterable[int],
+    resident_bytes: int,
+    ledger: Ledger | None = None,
 ) -> tuple[list[int], list[int]]:
     """Return the bytes live while each step runs, and the last step that touches each buffer.
 
@@ -71,14 +91,22 @@ def walk(
             heir = next((b for b in free if nbytes[b] == nbytes[buffer]), None) if free else None
             if heir is None:
                 now += nbytes[buffer]
+                if ledger is not None:
+                    ledger.allocate(buffer)
             else:
                 alive[heir] = False
                 free = [b for b in free or () if b != heir]
+                if ledger is not None:
+                    ledger.take_over(buffer, heir)
         live.append(now + workspace)
+        if ledger is not None:
+            ledger.use_workspace(workspace)
         for buffer in touches:
             if last[buffer] == place and alive[buffer]:
                 alive[buffer] = False
                 now -= nbytes[buffer]
+                if ledger is not None:
+                    ledger.free(buffer)
     return live, last
 
 

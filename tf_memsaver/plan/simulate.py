@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tf_memsaver.cost.allocator import AllocatorLedger
+from tf_memsaver.cost.device import device_named
 from tf_memsaver.ir.graph import Graph, Op, Phase
 from tf_memsaver.plan.schedule import BackwardWriter, Schedule, Step, walk
 from tf_memsaver.plan.types import Segment, SegmentMode
@@ -132,6 +134,20 @@ class Simulator:
             replay_seconds=self._replay_seconds(schedule),
         )
 
+    def reported_peak(self, segments: Sequence[Segment]) -> int:
+        """Return the peak that ``get_memory_info`` would report.
+
+        Buffers count as the device's allocator hands them out. The executor has several threads: where the next op
+        needs nothing of this one, both run at once, and its outputs count already.
+        """
+        schedule = self._schedule(segments)
+        device = device_named(self.graph.device)
+        resident = [v.nbytes for v in self.graph.values if v.kind.resident and v.alias_of is None]
+        ledger = AllocatorLedger(device, schedule.nbytes, resident)
+        steps = _with_overlap(schedule, device.pooled_from)
+        walk(steps, schedule.nbytes, self.outlive, self.graph.resident_bytes, ledger)
+        return ledger.peak_bytes
+
     def _replay_seconds(self, schedule: Schedule) -> float:
         ops = self.graph.ops
         return sum(ops[step.op].seconds for step in schedule.steps if step.replay and step.op >= 0)
@@ -182,6 +198,20 @@ class Simulator:
                 number, start = its, len(schedule.steps)
             schedule.steps.append(self.static[op.index])
         schedule.note_run(number, start)
+
+
+def _with_overlap(schedule: Schedule, least_bytes: int) -> list[Step]:
+    """Return the steps with the outputs of an independent next step, if they are large, added to the workspace."""
+    steps = list(schedule.steps)
+    following: Step | None = None
+    for place in range(len(steps) - 1, -1, -1):
+        step = steps[place]
+        if following is not None and set(step.news).isdisjoint(following.touches):
+            ahead = max((schedule.nbytes[buffer] for buffer in following.news), default=0)
+            steps[place] = step._replace(workspace=max(step.workspace, ahead))
+        if sum(schedule.nbytes[buffer] for buffer in step.news) >= least_bytes:
+            following = step
+    return steps
 
 
 def _live_at(schedule: Schedule, last: Sequence[int], place: int) -> tuple[int, ...]:

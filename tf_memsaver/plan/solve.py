@@ -14,12 +14,18 @@ from tf_memsaver.errors import (
 )
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan import auto, chen, min_peak, min_time  # noqa: F401  (each enters its planners in the table)
-from tf_memsaver.plan.one_level import OneLevel
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
 
 __all__ = ["Choice", "Planner", "planner_names", "register_planner", "solve"]
+
+
+MOST_BUDGET_ROUNDS = 8
+"""How often a planner is asked again because the allocator's peak of its plan is above the budget."""
+
+_WITHIN_BUDGETS = ("auto", "min_time")
+_NEVER_ABOVE_PLAIN = ("auto", "min_peak")
 
 
 def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> Plan:
@@ -39,13 +45,9 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
     planner = planner_named(request.strategy)
     _check_limits(request)
     problem = Problem.build(graph, request)
-    proposed = planner(problem)
-    name = proposed.planner if isinstance(proposed, Choice) else request.strategy
-    segments = tuple(proposed.segments if isinstance(proposed, Choice) else proposed)
-    _certify(problem, segments)
+    choice, peak_bytes = _propose(planner, problem)
+    segments = choice.segments
     measured = problem.simulator.measure(segments)
-    if request.budget_bytes is not None and measured.peak_bytes > request.budget_bytes:
-        raise InfeasibleBudgetError(request.budget_bytes, OneLevel(problem).smallest.peak_bytes)
     overhead = problem.overhead(measured.replay_seconds)
     if request.max_overhead is not None and overhead > request.max_overhead:
         raise InfeasibleOverheadError(request.max_overhead, overhead)
@@ -53,9 +55,9 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
         segments=segments,
         batch_size=graph.batch_size,
         strategy=request.strategy,
-        planner=name,
-        peak_bytes=measured.peak_bytes,
-        plain_peak_bytes=problem.plain.peak_bytes,
+        planner=choice.planner,
+        peak_bytes=peak_bytes,
+        plain_peak_bytes=problem.plain_reported_peak,
         step_overhead=overhead,
         plan_seconds=time.perf_counter() - begin,
         request=request,
@@ -63,6 +65,51 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
         signatures=graph.signatures,
         versions=tuple(sorted(dict(versions).items())),
     )
+
+
+def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
+    """Return a certified proposal and its reported peak, within the budget where there is one.
+
+    Planners count the bytes of tensors. What the allocator reports is more, by an amount that only the finished plan
+    tells: so the planner is asked again for less, by as much as its last answer was above the budget.
+    """
+    budget = problem.request.budget_bytes
+    if budget is None:
+        choice, peak = _certified(planner, problem)
+        plain = problem.plain_reported_peak
+        if peak > plain and problem.request.strategy in _NEVER_ABOVE_PLAIN and not any(problem.forced):
+            return Choice(planner="plain", segments=problem.store_all), plain
+        return choice, peak
+    limit, least, seen = budget, 0, set()
+    for _ in range(MOST_BUDGET_ROUNDS):
+        try:
+            choice, peak = _certified(planner, problem.with_budget(limit))
+        except InfeasibleBudgetError:
+            break
+        if peak <= budget:
+            return choice, peak
+        least = peak if not least else min(least, peak)
+        limit -= peak - budget
+        if choice.segments in seen or limit <= problem.graph.resident_bytes:
+            break
+        seen.add(choice.segments)
+    if problem.request.strategy not in _WITHIN_BUDGETS:
+        raise InfeasibleBudgetError(budget, least)
+    smallest = problem.one_level.smallest.segments
+    peak = problem.simulator.reported_peak(smallest)
+    if peak > budget:
+        raise InfeasibleBudgetError(budget, peak)
+    return Choice(planner="min_peak", segments=smallest), peak
+
+
+def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:
+    """Return what the planner proposes, checked, and its reported peak."""
+    proposed = planner(problem)
+    choice = (
+        proposed if isinstance(proposed, Choice) else Choice(planner=problem.request.strategy, segments=tuple(proposed))
+    )
+    _certify(problem, choice.segments)
+    return choice, problem.simulator.reported_peak(choice.segments)
 
 
 def _check_limits(request: Request) -> None:

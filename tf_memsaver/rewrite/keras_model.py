@@ -1,8 +1,8 @@
 """A model of the same class, over the same layers and variables, whose training call runs a plan's segments.
 
 The result is an instance of a dynamic subclass of the model's own class, set up by ``Functional.__init__`` (or as a
-``Sequential`` over the same layers) with the other attributes carried over. So ``summary``, ``get_layer``, weight files,
-a custom ``train_step``, ``compile`` and callbacks work as before, and the original is untouched.
+``Sequential`` over the same layers) with the other attributes carried over. So ``summary``, ``get_layer``, weight
+files, a custom ``train_step``, ``compile`` and callbacks work as before, and the original is untouched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OptimizedModel:
     Its serialized form is the plain model and the plan, whatever the plain model's class.
     """
 
-    memsaver_base: type
+    memsaver_base: Any
     _memsaver: tuple[Plan, SegmentedForward]
 
     @property
@@ -110,7 +110,7 @@ def _optimized_class(base: type) -> type:
     return _CLASSES[base]
 
 
-def _same_model(model: Any, cls: type) -> Any:
+def _same_model(model: Any, cls: Any) -> Any:
     """Return a new instance of ``cls`` over the graph, layers and variables of ``model``."""
     check_supported(model)
     made = cls.__new__(cls)

@@ -76,14 +76,13 @@ class _Block:
         calls = sequence.calls[segment.start : segment.stop]
         made = {slot for call in calls for slot in call.outputs}
         read = dict.fromkeys(slot for call in calls for slot in call.inputs if slot not in made)
-        kept = tuple(
-            slot for call in calls for slot in call.outputs if last_readers[slot] >= segment.stop
-        )
+        kept = tuple(slot for call in calls for slot in call.outputs if last_readers[slot] >= segment.stop)
         if segment.mode is SegmentMode.RECOMPUTE:
             for call in calls:
                 if set(call.outputs) & set(sequence.outputs):
                     raise PlanMismatchError(
-                        f"it replays '{call.label}', which makes an output of this model and must stay in a store segment"
+                        f"it replays '{call.label}', which makes an output of this model and must stay in a store "
+                        f"segment"
                     )
         ends = [
             tuple(slot for slot in {*call.inputs, *call.outputs} if last_readers[slot] <= index)
@@ -137,7 +136,7 @@ class _Block:
         run = _Run(self, slots, training)
         try:
             outputs = recompute(run, run.differentiable, weights)
-        except _UnlistedVariables as found:
+        except _UnlistedVariablesError as found:
             self.weights.extend(found.variables)
             return False
         for slot in self.spent:
@@ -146,7 +145,7 @@ class _Block:
         return True
 
 
-class _UnlistedVariables(Exception):
+class _UnlistedVariablesError(Exception):
     def __init__(self, variables: list[Any]) -> None:
         super().__init__(variables)
         self.variables = variables
@@ -182,7 +181,7 @@ class _Run:
         with tf.name_scope(f"{self._name_scope}/{_UNRECORDED}/".lstrip("/")):
             slots, scope = self._run(inputs, self._held, given)
         if scope.unlisted_trainable:
-            raise _UnlistedVariables(scope.unlisted_trainable)
+            raise _UnlistedVariablesError(scope.unlisted_trainable)
         listed = {id(v) for v in self._weights}
         mapping = [(v, tensor) for v, tensor in scope.mapping() if id(v) not in listed]
         self._held_variables = [v for v, _ in mapping]
@@ -206,15 +205,14 @@ class _Run:
             *zip(self._weights, weights, strict=True),
             *zip(self._held_variables, held[fixed:], strict=True),
         ]
-        # Graph optimisation sorts the terms of a sum by name, and the order of a floating-point sum is part of its result:
-        # so what is differentiated, the replay, takes the names of the plain step, and the first run other ones.
+        # Graph optimisation sorts the terms of a sum by name, and the order of a floating-point sum is part of its
+        # result: so what is differentiated, the replay, takes the names of the plain step, and the first run other
+        # ones.
         with tf.name_scope(f"{self._name_scope}/" if self._name_scope else None):
             slots, scope = self._run(inputs, held[:fixed], given)
         return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in scope.losses_added()]
 
-    def _run(
-        self, inputs: Tensors, held: Tensors, given: list[tuple[Any, Any]]
-    ) -> tuple[list[Any], RecordingScope]:
+    def _run(self, inputs: Tensors, held: Tensors, given: list[tuple[Any, Any]]) -> tuple[list[Any], RecordingScope]:
         slots: list[Any] = [None] * self._slot_count
         for slot, tensor in zip(self._float_slots, inputs, strict=True):
             slots[slot] = tensor

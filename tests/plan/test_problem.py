@@ -1,0 +1,54 @@
+"""Hints: what they name, and when they are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plan.strategies import Net, chain
+from tf_memsaver.errors import HintError
+from tf_memsaver.ir.graph import Graph
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.types import Request
+
+
+def pinned_graph() -> Graph:
+    net = Net()
+    x = net.dense(net.input(4), 8)
+    x = net.relu(net.dense(x, 8, pinned="runs RandomUniform, whose hidden state cannot be replayed"))
+    return net.graph(net.dense(x, 8))
+
+
+@pytest.mark.parametrize("hint", ["keep", "recompute", "candidates"])
+def test_a_pattern_that_matches_nothing_is_an_error_that_shows_names(hint: str):
+    with pytest.raises(HintError, match=rf"{hint}='conv\*' matches no layer.*dense_0"):
+        Problem.build(chain([8] * 3), Request(**{hint: ("conv*",)}))
+
+
+def test_keep_and_recompute_of_one_layer_contradict_each_other():
+    with pytest.raises(HintError, match="'dense_1'"):
+        Problem.build(chain([8] * 3), Request(keep=("dense_1",), recompute=("dense_*",)))
+
+
+def test_a_layer_that_cannot_be_replayed_cannot_be_forced():
+    with pytest.raises(HintError, match="RandomUniform"):
+        Problem.build(pinned_graph(), Request(recompute=("dense_1",)))
+
+
+def test_patterns_name_units():
+    problem = Problem.build(pinned_graph(), Request(keep=("relu_*",), recompute=("dense_0", "dense_3")))
+    assert problem.pinned == (False, True, True, False)
+    assert problem.forced == (True, False, False, True)
+
+
+def test_candidates_leave_their_cuts_and_the_borders_of_other_hints():
+    problem = Problem.build(chain([8] * 6), Request(candidates=("dense_1",), keep=("dense_4",)))
+    assert [cut.position for cut in problem.cuts] == [2, 4, 5]
+
+
+def test_articulation_points_are_the_cuts_that_one_value_crosses():
+    net = Net()
+    x = net.dense(net.input(4), 8)
+    y = net.dense(net.dense(x, 8), 8)
+    problem = Problem.build(net.graph(net.dense(net.add(x, y), 8)), Request())
+    assert [cut.position for cut in problem.cuts] == [1, 2, 3, 4]
+    assert [cut.position for cut in problem.articulation_points] == [1, 4]

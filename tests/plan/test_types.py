@@ -1,0 +1,117 @@
+"""Plans as JSON and back, and files that are no plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.strategies import chain, graphs, requests
+from tf_memsaver.errors import PlanFormatError, PlanMismatchError
+from tf_memsaver.plan.solve import solve
+from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
+
+STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
+
+
+def some_plan() -> Plan:
+    request = Request(strategy="min_peak", recompute=("dense_1",), max_overhead=0.5)
+    plan = solve(chain([8] * 4), request, versions={"keras": "3.15.1"})
+    child = Segment(start=0, stop=1, mode=RECOMPUTE), Segment(start=1, stop=3, mode=STORE)
+    nested = Segment(start=0, stop=3, mode=RECOMPUTE, children=child)
+    return dataclasses.replace(plan, segments=(nested, Segment(start=3, stop=4, mode=STORE)))
+
+
+def test_json_round_trip_with_children(tmp_path: Path):
+    plan = some_plan()
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_json_round_trip_of_solved_plans(data: st.DataObject):
+    graph = data.draw(graphs())
+    plan = solve(graph, data.draw(requests(graph, "min_peak")))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def spoil(*path: str | int, to: Any = None, drop: bool = False) -> Callable[[dict[str, Any]], None]:
+    def change(data: dict[str, Any]) -> None:
+        inner: Any = data
+        for key in path[:-1]:
+            inner = inner[key]
+        if drop:
+            del inner[path[-1]]
+        else:
+            inner[path[-1]] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (spoil("schema_version", to=99), "schema version 99"),
+        (spoil("schema_version", drop=True), "schema_version"),
+        (spoil("segments", drop=True), "segments"),
+        (spoil("segments", 0, "mode", to="forget"), "forget"),
+        (spoil("segments", 0, "stop", to=2), "position"),
+        (spoil("segments", 0, "children", 0, "stop", to=2), "position"),
+        (spoil("segments", 1, "stop", to=9), "end at position 9"),
+        (spoil("segments", to=7), "TypeError"),
+        (spoil("request", "colour", to="red"), "colour"),
+        (spoil("request", to=None), "AttributeError"),
+        (spoil("peak_bytes", to="many"), "many"),
+        (spoil("units", 0, "signature", to="Dense(other)"), "changed by hand"),
+        (spoil("fingerprint", to="0" * 16), "changed by hand"),
+        (spoil("versions", to=3), "AttributeError"),
+    ],
+)
+def test_malformed_plans(change: Callable[[dict[str, Any]], None], reason: str):
+    data = json.loads(json.dumps(some_plan().to_json()))
+    change(data)
+    with pytest.raises(PlanFormatError, match=reason):
+        Plan.from_json(data)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "3", '"plan"'])
+def test_files_that_hold_no_plan(tmp_path: Path, text: str):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanFormatError, match=r"plan\.json"):
+        Plan.load(path)
+
+
+def test_a_missing_file(tmp_path: Path):
+    with pytest.raises(PlanFormatError, match=r"none\.json"):
+        Plan.load(tmp_path / "none.json")
+
+
+def test_a_plan_for_another_model_says_what_differs():
+    plan = some_plan()
+    plan.check_matches(plan.signatures, plan.labels)
+    other = (*plan.signatures[:2], "Conv2D()", *plan.signatures[3:])
+    with pytest.raises(PlanMismatchError, match=r"layer call 2 is 'dense_2', Conv2D\(\)"):
+        plan.check_matches(other, plan.labels)
+    with pytest.raises(PlanMismatchError, match="3 layer calls, the plan was made for 4"):
+        plan.check_matches(plan.signatures[:3], plan.labels[:3])
+
+
+def test_a_store_segment_has_no_children():
+    child = Segment(start=0, stop=2, mode=STORE)
+    with pytest.raises(PlanFormatError, match="cannot have children"):
+        check_cover([Segment(start=0, stop=2, mode=STORE, children=(child,))], 0, 2)
+
+
+def test_an_empty_segment_is_no_segment():
+    with pytest.raises(PlanFormatError, match="does not follow position 0"):
+        check_cover([Segment(start=0, stop=0, mode=STORE), Segment(start=0, stop=2, mode=STORE)], 0, 2)
