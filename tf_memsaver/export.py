@@ -90,8 +90,9 @@ def _reusable(model: Any) -> Any:
         added[:] = losses[: len(losses) - regularizers]
         return outputs
 
-    call = tf.function(lambda inputs, training=False: run(inputs, bool(training)))
-    serve, train = tf.function(lambda inputs: run(inputs, False)), tf.function(lambda inputs: run(inputs, True))
+    call = tf.function(lambda inputs, training=False: run(inputs, bool(training)), autograph=False)
+    serve = tf.function(lambda inputs: run(inputs, False), autograph=False)
+    train = tf.function(lambda inputs: run(inputs, True), autograph=False)
     call.get_concrete_function(spec, training=False)
     serve.get_concrete_function(spec)
     call.get_concrete_function(spec, training=True)
@@ -103,7 +104,7 @@ def _reusable(model: Any) -> Any:
             outputs = run(inputs, True)
             return {"outputs": outputs, "losses": list(added)}
 
-        root.train_with_losses = tf.function(with_losses)
+        root.train_with_losses = tf.function(with_losses, autograph=False)
         root.train_with_losses.get_concrete_function(spec)
     root.variables = [v.value for v in model.variables]
     root.trainable_variables = [v.value for v in model.trainable_variables]
@@ -112,7 +113,7 @@ def _reusable(model: Any) -> Any:
 
 
 def _regularization(variable: Any) -> Any:
-    function = tf.function(lambda: variable.regularizer(variable.value))
+    function = tf.function(lambda: variable.regularizer(variable.value), autograph=False)
     function.get_concrete_function()
     return function
 
@@ -132,4 +133,4 @@ def _signature(model: Any) -> Any:
         return dict(zip(keys, results, strict=True))
 
     specs = {t.name: tf.TensorSpec(tuple(t.shape), t.dtype, name=t.name) for t in model.inputs}
-    return tf.function(serving).get_concrete_function(**specs)
+    return tf.function(serving, autograph=False).get_concrete_function(**specs)

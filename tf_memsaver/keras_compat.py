@@ -247,6 +247,11 @@ def compile_arguments(model: Any) -> dict[str, Any] | None:
     return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
 
 
+def unpickled_by_keras(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what ``__reduce__`` returned, without naming a dynamic class (``KerasSaveable._unpickle_model``)."""
+    return (keras.Model._unpickle_model, *reduced[1:])
+
+
 def serialize_class_as(cls: type, registered: type) -> None:
     """Make instances of ``cls`` serialize under the registered name of another class (``GLOBAL_CUSTOM_NAMES``)."""
     from keras.src.saving import object_registration

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.eager.record import stop_recording
 
-from tf_memsaver.errors import SecondDerivativeError
+from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 
 Tensors = Sequence[tf.Tensor]
 
@@ -66,7 +66,8 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors) -> list[t
             reached.clear()
             arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
             gradients = _replay_gradients(function, arguments[:count], arguments[count:], held, arrived)
-            # Variables reach the segment as tensors; any that are listed here were read as constants.
+            # Variables reach the segment as tensors; of those listed here a gradient would be lost.
+            _refuse_trained(variables or ())
             return gradients if variables is None else (gradients, [None] * len(variables))
 
         return tuple(outputs), gradient
@@ -75,6 +76,20 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors) -> list[t
     if len(outputs) == 1:
         return list(outputs)
     return [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
+
+
+def _refuse_trained(variables: Sequence[Any]) -> None:
+    """Check that the segment has read no trainable variable on its own.
+
+    Raises:
+      UnsupportedModelError: it names the variable.
+    """
+    for variable in variables:
+        if variable.trainable:
+            raise UnsupportedModelError(
+                f"variable '{variable.name}' is read inside a recompute segment in a way that cannot be replayed, such as "
+                f"from a tf.function or as a tf.Variable. Name its layer in keep=, and make a new plan."
+            )
 
 
 def _note_gradient(output: tf.Tensor, place: int, reached: set[int]) -> tf.Tensor:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402 - the path and the environment come first
-from absl import app, flags  # noqa: E402
+from absl import app, flags, logging  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
@@ -28,7 +28,7 @@ from tf_memsaver.report import tables  # noqa: E402
 from tf_memsaver.report.progress import Progress  # noqa: E402
 from tf_memsaver.units import format_bytes  # noqa: E402
 from tools.models import build  # noqa: E402
-from tools.saved_model_step import gradient_step  # noqa: E402
+from tools.saved_model_step import gradient_step, one_operation_at_a_time  # noqa: E402
 
 _BUDGET = flags.DEFINE_string("budget", None, "peak memory of a training step (default: smallest within 30% more time)")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "examples in a batch", lower_bound=1)
@@ -38,6 +38,8 @@ _STEPS = flags.DEFINE_integer("steps", 2, "training steps to measure, and to ver
 def main(_: list[str]) -> int:
     """Run the demo; return 1 when something that should be identical differs."""
     begin = time.perf_counter()
+    logging.set_verbosity(logging.WARNING)
+    one_operation_at_a_time()
     progress, console = Progress(Console(stderr=True)), Console(width=None if sys.stdout.isatty() else 140)
     batch_size, steps = _BATCH_SIZE.value, _STEPS.value
 
@@ -78,11 +80,15 @@ def _export_and_reload(optimized: Any, batch_size: int, folder: Path, progress: 
     with progress.stage("exporting a SavedModel"):
         tf_memsaver.export_saved_model(optimized, folder / "saved_model")
     with progress.stage("loading it with TensorFlow alone, in a fresh process, and training one step"):
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, str(ROOT / "tools/saved_model_step.py"), "saved_model", "batch.npz", "result.npz"],
             cwd=folder,
-            check=True,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
+    if done.returncode:
+        raise SystemExit(f"the step on the SavedModel failed with code {done.returncode}:\n{done.stderr}")
     with progress.stage("the same step on the optimized model"):
         loss, gradients = gradient_step(
             lambda images: optimized(images, training=True), optimized.trainable_variables, x, y

@@ -16,10 +16,24 @@ import numpy as np
 import tensorflow as tf
 
 
-def gradient_step(call: Callable[[Any], Any], variables: Sequence[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
-    """Return the loss of one batch, and its gradients, from one run in graph mode."""
+def one_operation_at_a_time() -> None:
+    """Let operations run one after the other, each still on all cores; before TensorFlow runs anything.
 
-    @tf.function
+    TensorFlow adds three or more gradients up in an order that depends on which of them is free first. Without this, two
+    runs of one and the same model differ in the last bits.
+    """
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def gradient_step(call: Callable[[Any], Any], variables: Sequence[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
+    """Return the loss of one batch, and its gradients, from one run in graph mode.
+
+    The batch dimension is left free, as in ``fit``: with all shapes known TensorFlow's memory optimizer adds up sums of
+    three and more terms in the order of arrival, and last bits differ from run to run.
+    """
+    signature = [tf.TensorSpec((None, *tensor.shape[1:]), tf.as_dtype(tensor.dtype)) for tensor in (x, y)]
+
+    @tf.function(input_signature=signature)
     def step(x: Any, y: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:
             chosen = tf.gather(call(x), y, batch_dims=1)
@@ -32,6 +46,7 @@ def gradient_step(call: Callable[[Any], Any], variables: Sequence[Any], x: Any, 
 def main() -> None:
     """Load, run one step, and write what it gave."""
     folder, batch_path, result_path = sys.argv[1:]
+    one_operation_at_a_time()
     device = "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
     with np.load(batch_path) as batch:
         x, y = tf.constant(batch["x"]), tf.constant(batch["y"])

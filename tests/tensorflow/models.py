@@ -81,12 +81,13 @@ class TwoHeads(layers.Layer):
 
 @register
 class Branches(layers.Layer):
-    """Python control flow on a tensor, which AutoGraph converts."""
+    """Python control flow on a tensor, which AutoGraph converts (Keras 3 leaves that to ``tf.function``)."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1],), initializer="ones", name="kernel")
 
-    def call(self, x: Any) -> Any:
+    @tf.function
+    def branch(self, x: Any) -> Any:
         if tf.reduce_sum(x) > 0:
             y = tf.tanh(x * self.kernel)
         else:
@@ -96,6 +97,12 @@ class Branches(layers.Layer):
             y = y * 1.5
             steps += 1
         return y
+
+    def call(self, x: Any) -> Any:
+        return self.branch(x)
+
+    def compute_output_spec(self, x: Any) -> Any:
+        return keras.KerasTensor(x.shape, x.dtype)
 
 
 @register
@@ -182,7 +189,7 @@ def residual_net(blocks: int = 3, filters: int = 4) -> Any:
         y = layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}")(x)
         y = layers.BatchNormalization(name=f"norm{number}")(y)
         y = layers.Activation("relu", name=f"relu{number}")(y)
-        y = layers.Dropout(0.3, name=f"drop{number}")(y)
+        y = layers.Dropout(0.3, seed=number, name=f"drop{number}")(y)
         x = layers.Add(name=f"add{number}")([x, y])
     x = layers.GlobalAveragePooling2D(name="pool")(x)
     return keras.Model(inputs, layers.Dense(2, name="head")(x), name="residual")
@@ -255,7 +262,7 @@ def transfer(training: bool | None = None) -> Any:
     base = backbone()
     x = base(inputs) if training is None else base(inputs, training=training)
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    x = layers.Dropout(0.2, name="drop")(x)
+    x = layers.Dropout(0.2, seed=1, name="drop")(x)
     return keras.Model(inputs, layers.Dense(2, name="head")(x), name="transfer")
 
 

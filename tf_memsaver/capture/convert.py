@@ -35,8 +35,23 @@ _NO_REPLAY_STATE = frozenset(
 )
 """Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
 
+_SUMS = frozenset({"Add", "AddN", "AddV2"})
+_ADDED_AND_ACTIVATED = _SUMS | {"BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"}
+_FUSED_WITH = {
+    "Add": _SUMS,
+    "AddV2": _SUMS,
+    "BiasAdd": _ADDED_AND_ACTIVATED,
+    "Conv2D": _ADDED_AND_ACTIVATED,
+    "DepthwiseConv2dNative": _ADDED_AND_ACTIVATED,
+    "MatMul": _ADDED_AND_ACTIVATED,
+}
+"""What TensorFlow's arithmetic optimizer and remapper (core/grappler, 2.21) may make one op with its only reader."""
+
 _LOOPS = frozenset({"StatelessWhile", "While"})
-_CALLS = frozenset({"If", "PartitionedCall", "StatefulPartitionedCall", "StatelessIf", "StatelessWhile", "While"})
+_FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_CALLS = _FUNCTION_CALLS | frozenset(
+    {"If", "PartitionedCall", "StatefulPartitionedCall", "StatelessIf", "StatelessWhile", "While"}
+)
 
 
 def build_graph(model: Any, sequence: CallSequence, step: TracedStep, batch_size: int, device: Device) -> Graph:
@@ -45,7 +60,7 @@ def build_graph(model: Any, sequence: CallSequence, step: TracedStep, batch_size
     units = builder.units(sequence)
     ops = builder.ops()
     roots = builder.roots()
-    splitting = builder.splitting_positions(len(units))
+    splitting = builder.splitting_positions(len(units)) | builder.fusing_positions()
     cuts = tuple(cut for cut in find_cuts(ops, builder.values, roots, units) if cut.position not in splitting)
     return Graph(
         name=model.name,
@@ -131,6 +146,31 @@ class _Builder:
                 splitting.update(range(min(units) + 1, max(units) + 1))
         return splitting
 
+    def fusing_positions(self) -> set[int]:
+        """Return the positions between two ops that graph optimisation makes one, with other roundings.
+
+        It reorders chains of additions (a residual sum behind a BatchNorm), and fuses a convolution or product with
+        what is added to it and the activation behind, wherever nothing else reads what lies between.
+        """
+        wanted = self._reachable()
+        unit_of: dict[int, int] = {}
+        readers: dict[int, list[Any]] = {}
+        for operation, (phase, unit) in zip(self._operations, self._step.owners, strict=True):
+            if id(operation) not in wanted:
+                continue
+            if phase is Phase.FORWARD and unit is not None:
+                unit_of[id(operation)] = unit
+            if operation.type not in rules.METADATA_READERS:
+                for tensor in operation.inputs:
+                    readers.setdefault(id(tensor), []).append(operation)
+        fusing: set[int] = set()
+        for operation in self._operations:
+            consumers = _FUSED_WITH.get(operation.type)
+            only = readers.get(id(operation.outputs[0]), []) if consumers and id(operation) in unit_of else []
+            if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
+                fusing.update(range(unit_of[id(operation)] + 1, unit_of[id(only[0])] + 1))
+        return fusing
+
     def _reads_by_unit(self) -> dict[tuple[int, int], int]:
         counts: dict[tuple[int, int], int] = {}
         for operation, (phase, unit) in zip(self._operations, self._step.owners, strict=True):
@@ -161,7 +201,11 @@ class _Builder:
         for unit, call in enumerate(sequence.calls):
             if model_outputs.intersection(call.outputs):
                 reasons[unit] = "makes an output of the model, whose logits the loss reads"
-            made = [slot for slot, t in zip(call.outputs, self._step.boundary[unit]) if not isinstance(t, tf.Tensor)]
+            made = [
+                slot
+                for slot, t in zip(call.outputs, self._step.boundary[unit], strict=False)
+                if not isinstance(t, tf.Tensor)
+            ]
             composite.update(made)
             if made or composite.intersection(call.inputs):
                 reasons[unit] = "makes or reads a ragged or sparse tensor"
@@ -169,6 +213,8 @@ class _Builder:
             reasons[unit] = f"keeps the sparse gradient of {path}"
         for operation, (phase, owner) in zip(self._operations, self._step.owners, strict=True):
             if phase is Phase.FORWARD and owner is not None:
+                if operation.type in _FUNCTION_CALLS and any(t.dtype == tf.resource for t in operation.inputs):
+                    reasons[owner] = "calls a tf.function that reads variables, which a replay cannot give it"
                 blocker = _hidden_state(operation, self._step.graph)
                 if blocker:
                     reasons[owner] = f"runs {blocker}, whose hidden state cannot be replayed"

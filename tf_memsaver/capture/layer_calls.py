@@ -179,7 +179,7 @@ class _Flattener:
         if not isinstance(operation, keras.Model):
             return None
         inner = keras_compat.inner_functional(operation)
-        plain_call = len(args) == 1 and not (set(kwargs) - {"training"})
+        plain_call = len(args) == 1 and all(v is None for k, v in kwargs.items() if k != "training")
         own_state = operation.activity_regularizer is not None
         return inner if inner is not None and plain_call and not own_state else None
 

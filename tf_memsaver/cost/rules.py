@@ -166,8 +166,8 @@ def workspace_bytes(spec: OpSpec) -> int:
 def _compiled_filter_gradient(spec: OpSpec) -> int:
     """Return what XLA's CPU compiler takes for the filter gradient of a grouped convolution.
 
-    It computes the gradient for all pairs of channels, in two buffers. Measured on TensorFlow 2.21: 220.5 MiB for a depthwise 7×7 convolution of 768 channels, 55.1 MiB for 384. Keras runs
-    grouped convolutions on CPUs this way.
+    It computes the gradient for all pairs of channels, in two buffers. Measured on TensorFlow 2.21: 220.5 MiB for a
+    depthwise 7×7 convolution of 768 channels, 55.1 MiB for 384. Keras runs grouped convolutions on CPUs this way.
     """
     groups = _conv_groups(spec)
     return 2 * groups * spec.output_bytes[0] if spec.compiled and groups > 1 else 0

@@ -7,7 +7,7 @@ captured networks that is the first round or the second.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,6 +30,9 @@ THIN_ROUNDS = 12
 
 FRONT = 64
 """Pareto-optimal labels kept at a cut, for each pattern of values kept already; exact while fewer are needed."""
+
+NEAR_FRONT = 16
+"""The same for plans that are only candidates beside others."""
 
 ROUNDING = 1e-9
 """More than the share by which sums of times in different orders differ."""
@@ -160,6 +163,16 @@ class OneLevel:
         if best is None:
             raise ValueError("the hints force more recomputation than the time allows")
         return best
+
+    def near(self, factor: float, seconds: float) -> Iterator[tuple[Segment, ...]]:
+        """Yield the plans of least kept bytes and of least time for ``factor`` times the least transient bytes."""
+        resident = self._problem.graph.resident_bytes
+        limit = resident + (self.smallest.peak_bytes - resident) * factor
+        tables = self._full.restricted(self._thinned(self.smallest.segments))
+        for front in (1, NEAR_FRONT):
+            proposal = Search(tables, limit, front=front, seconds_limit=seconds).run()
+            if proposal is not None:
+                yield proposal.segments
 
     def _least_within(
         self, tables: Tables, seconds: float, low: float, known: Proposal | None = None

@@ -53,6 +53,9 @@ class OptimizedModel:
         plain.pop("compile_config", None)
         return {"model": plain, "plan": self.memsaver_plan.to_json()}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return keras_compat.unpickled_by_keras(super().__reduce__())  # type: ignore[arg-type]
+
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """Return the optimized model that ``get_config`` described.

@@ -1,0 +1,162 @@
+"""The captured step: units by layer call, bytes, pins and cuts of real models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.tensorflow import models
+from tests.tensorflow.plans import labels
+from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+from tf_memsaver.ir.graph import MemoryKind, Phase
+
+
+@pytest.mark.parametrize(
+    "name", ["chain", "residual_net", "unet", "text_attention", "two_by_two", "transfer", "three_deep", "siamese"]
+)
+def test_units_are_the_layer_calls(name: str) -> None:
+    model = getattr(models, name)()
+    graph = capture_graph(model, batch_size=16)
+    assert [unit.label for unit in graph.units] == labels(model)
+    assert len(set(labels(model))) == len(graph.units)
+    units = {op.unit for op in graph.ops if op.phase is Phase.FORWARD}
+    assert units - {None} <= set(range(len(graph.units)))
+    backward = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD}
+    assert len(backward) > len(graph.units) // 2
+    assert graph.units[-1].pinned
+
+
+def test_nested_models_are_flattened_and_calls_counted() -> None:
+    assert [name for name in labels(models.three_deep()) if not name.endswith("/inputs")] == [
+        "outer/middle/c",
+        "outer/middle/innermost/a",
+        "outer/middle/innermost/b",
+        "outer/middle/d",
+        "outer/e",
+        "head",
+    ]
+    siamese = labels(models.siamese())
+    assert "tower/d0" in siamese and "tower/d0#2" in siamese
+
+
+def test_bytes_of_parameters_slots_and_inputs() -> None:
+    model = models.chain(width=64, depth=3)
+    weights = sum(tf.size(v.value).numpy() * 4 for v in model.variables)
+    plain = capture_graph(model, batch_size=32)
+    assert weights <= plain.bytes_of(MemoryKind.PARAMETER) <= weights + 256 * len(model.variables)
+    assert plain.bytes_of(MemoryKind.OPTIMIZER) == 0
+    assert plain.bytes_of(MemoryKind.INPUT) >= 32 * 64 * 4
+    model.compile("adam", "mse")
+    compiled = capture_graph(model, batch_size=32)
+    assert 2 * weights <= compiled.bytes_of(MemoryKind.OPTIMIZER) <= 2 * weights + 512 * (len(model.variables) + 2)
+    assert any(op.phase is Phase.UPDATE for op in compiled.ops)
+
+
+def test_activations_grow_with_the_batch_and_parameters_do_not() -> None:
+    model = models.unet()
+    small, large = (capture_graph(model, batch_size=size) for size in (64, 128))
+    assert small.bytes_of(MemoryKind.PARAMETER) == large.bytes_of(MemoryKind.PARAMETER)
+    ratio = large.bytes_of(MemoryKind.ACTIVATION) / small.bytes_of(MemoryKind.ACTIVATION)
+    assert 1.9 < ratio < 2.1
+    assert small.fingerprint == large.fingerprint
+
+
+def test_capture_changes_nothing() -> None:
+    model = models.residual_net()
+    model.compile("adam", "mse")
+    values = [v.numpy().tobytes() for v in model.variables]
+    before = set(vars(model))
+    nodes = [len(layer._inbound_nodes) for layer in model.layers]
+    capture_graph(model, batch_size=8)
+    assert [v.numpy().tobytes() for v in model.variables] == values
+    assert not model.optimizer.built and set(vars(model)) == before and model.losses == []
+    assert [len(layer._inbound_nodes) for layer in model.layers] == nodes
+
+
+def test_articulation_points_of_a_chain_and_of_a_unet() -> None:
+    chain = capture_graph(models.chain(width=64), batch_size=64)
+    assert [cut.position for cut in chain.cuts] == [1, 2, 3, 4] and all(cut.is_articulation for cut in chain.cuts)
+    unet = capture_graph(models.unet(), batch_size=64)
+    crossed = {cut.position: len(cut.live) for cut in unet.cuts}
+    names = labels(models.unet())
+    assert crossed[names.index("middle")] == 3 and crossed[names.index("head")] == 1
+
+
+def test_random_operations_with_hidden_state_are_pinned() -> None:
+    x = inputs = keras.Input((8,))
+    x = layers.Dense(8, name="d0")(x)
+    x = models.HiddenRandom(name="hidden")(x)
+    x = layers.Dropout(0.5, name="drop")(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    pinned = {unit.label: unit.pinned for unit in capture_graph(model, batch_size=64).units if unit.pinned}
+    assert set(pinned) == {"hidden", "head"} and "RandomUniform" in pinned["hidden"]
+
+
+def test_a_python_function_is_pinned() -> None:
+    x = inputs = keras.Input((8,))
+    x = layers.Dense(8, name="d0")(x)
+    x = layers.Lambda(
+        lambda t: tf.ensure_shape(tf.numpy_function(lambda a: a, [t], tf.float32), t.shape),
+        output_shape=(8,),
+        name="python",
+    )(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    units = capture_graph(model, batch_size=64).units
+    assert {unit.label for unit in units if unit.pinned} == {"python", "head"}
+
+
+def test_losses_and_metrics_of_a_compiled_model_are_part_of_the_step() -> None:
+    model = models.chain()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    graph = capture_graph(model, batch_size=16)
+    assert any("CrossEntropy" in op.type or "Xent" in op.type for op in graph.ops)
+
+
+def _subclassed() -> Any:
+    class Own(keras.Model):
+        def call(self, x: Any) -> Any:
+            return x
+
+    return Own()
+
+
+def _own_call() -> Any:
+    class Own(keras.Model):
+        def call(self, x: Any) -> Any:
+            return super().call(x) * 2
+
+    plain = models.chain()
+    return Own(plain.input, plain.output)
+
+
+@pytest.mark.parametrize("build", [_subclassed, _own_call, lambda: keras.Sequential([layers.Dense(2)])])
+def test_models_that_are_not_captured(build: Any) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        capture_graph(build(), batch_size=4)
+    assert len(str(caught.value)) > 40
+
+
+def test_nothing_to_train() -> None:
+    model = models.chain()
+    model.trainable = False
+    with pytest.raises(UnsupportedModelError, match="trainable=True"):
+        capture_graph(model, batch_size=4)
+
+
+def test_a_fixed_batch_size_must_be_the_one_asked_for() -> None:
+    inputs = keras.Input(batch_shape=(8, 5))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dense(5)(inputs)))
+    assert capture_graph(model, batch_size=8).batch_size == 8
+    with pytest.raises(InvalidRequestError, match="fixed batch size 8"):
+        capture_graph(model, batch_size=4)
+
+
+def test_hundreds_of_layers() -> None:
+    model = models.chain(width=16, depth=300)
+    graph = capture_graph(model, batch_size=64)
+    assert len(graph.units) == 301 and len(graph.cuts) == 300

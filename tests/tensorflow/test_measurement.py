@@ -1,0 +1,85 @@
+"""Measured memory: two-sided, on models whose bytes can be reckoned by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+from keras import layers
+
+import tf_memsaver
+from tests.tensorflow import models
+from tests.tensorflow.plans import optimized_by_hand
+from tf_memsaver.errors import InvalidRequestError, MeasurementError, UnsupportedModelError
+
+MIB = 2**20
+WIDTH, DEPTH, BATCH = 64, 24, 4096
+LAYER_BYTES = WIDTH * BATCH * 4
+
+
+def _deep() -> Any:
+    x = inputs = keras.Input((WIDTH,))
+    for number in range(DEPTH):
+        x = layers.Dense(WIDTH, activation="tanh", use_bias=False, name=f"d{number}")(x)
+    return keras.Model(inputs, layers.Dense(1, name="head")(x))
+
+
+def _optimized(model: Any) -> Any:
+    return optimized_by_hand(model, *((f"d{i}", f"d{i + 4}") for i in range(0, 20, 5)), ("d20", "d23"))
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_activations_before_and_after(mode: str) -> None:
+    model = _deep()
+    plain = tf_memsaver.measure(model, batch_size=BATCH, mode=mode, isolate=False)
+    # Every layer keeps its output, which the last gradients and two scratch tensors come on top of.
+    assert DEPTH * LAYER_BYTES <= plain.activation_bytes < (DEPTH + 5) * LAYER_BYTES
+    ours = tf_memsaver.measure(_optimized(model), batch_size=BATCH, mode=mode, isolate=False)
+    # Five inputs of segments, the five outputs of one, and as much scratch.
+    assert 8 * LAYER_BYTES < ours.activation_bytes < 14 * LAYER_BYTES
+    assert ours.gradient_bytes == plain.gradient_bytes == (DEPTH * WIDTH * WIDTH + WIDTH + 1) * 4
+    assert plain.step_seconds > 0 and plain.mode == mode and plain.batch_size == BATCH
+
+
+def test_in_a_process_of_its_own() -> None:
+    model = _deep()
+    model.compile("sgd", "mse")
+    optimized = _optimized(model)
+    before = [v.numpy().tobytes() for v in model.variables]
+    measured = tf_memsaver.measure(optimized, batch_size=BATCH, steps=2)
+    here = tf_memsaver.measure(optimized, batch_size=BATCH, steps=2, isolate=False)
+    assert [v.numpy().tobytes() for v in model.variables] == before
+    assert measured.peak_bytes - measured.live_bytes == pytest.approx(here.peak_bytes - here.live_bytes, rel=0.15)
+    assert measured.steps == 2 and measured.trace_seconds > 0
+    assert measured.to_json()["activation_bytes"] == measured.activation_bytes and "peak" in str(measured)
+
+
+def test_custom_layers_in_a_process_of_their_own() -> None:
+    x = inputs = keras.Input((64,))
+    x = models.Counter()(layers.Dense(64)(x))
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    # The allocator of the CPU counts large buffers only.
+    assert tf_memsaver.measure(model, batch_size=BATCH, steps=1).peak_bytes > LAYER_BYTES
+
+
+def test_a_process_that_fails_says_why() -> None:
+    class Unknown(layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x
+
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(1)(Unknown()(inputs)))
+    with pytest.raises(MeasurementError, match="Unknown"):
+        tf_memsaver.measure(model, batch_size=8)
+
+
+@pytest.mark.parametrize("options", [{"mode": "fast"}, {"steps": 0}, {"batch_size": 0}])
+def test_arguments_without_meaning(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        tf_memsaver.measure(models.chain(), **{"batch_size": 4, **options})
+
+
+def test_something_that_is_no_model() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"keras\.Model"):
+        tf_memsaver.measure(lambda x: x, batch_size=4)

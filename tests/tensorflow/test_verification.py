@@ -1,0 +1,95 @@
+"""``verify`` says so when all is the same, and says so when anything is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tf_memsaver
+from tests.tensorflow import models
+from tests.tensorflow.plans import naive, optimized_between_cuts, optimized_by_hand
+from tf_memsaver.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_the_same(mode: str) -> None:
+    model = models.residual_net()
+    before = [v.numpy().tobytes() for v in model.variables]
+    outcome = tf_memsaver.verify(model, optimized_between_cuts(model), batch_size=4, mode=mode)
+    assert outcome.identical and outcome.passed and not outcome.deterministic_ops
+    kinds = {check.kind for check in outcome.checks}
+    assert kinds == {"loss", "gradient", "weight", "state"}
+    assert len([c for c in outcome.checks if c.kind == "gradient"]) == 3 * len(model.trainable_variables)
+    assert "identical" in str(outcome) and not outcome.to_json()["differing"]
+    assert [v.numpy().tobytes() for v in model.variables] == before
+
+
+def test_within_rounding_under_xla() -> None:
+    model = models.residual_net(blocks=2)
+    outcome = tf_memsaver.verify(model, optimized_between_cuts(model), batch_size=4, mode="xla", steps=2)
+    assert outcome.passed and outcome.worst.relative_difference < 1e-3
+
+
+def test_a_compiled_model_is_trained_with_a_copy_of_its_optimizer() -> None:
+    model = models.residual_net(blocks=2)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    optimized = optimized_between_cuts(model)
+    assert tf_memsaver.verify(model, optimized, batch_size=4, mode="eager").identical
+    assert int(model.optimizer.iterations.numpy()) == 0
+
+
+def test_naive_replays_are_different() -> None:
+    model = models.residual_net()
+    outcome = tf_memsaver.verify(model, naive(model, ("norm0", "add1")), batch_size=4, mode="eager")
+    assert not outcome.passed and "DIFFERENT" in str(outcome)
+    assert {check.kind for check in outcome.checks if not check.identical} == {"loss", "gradient", "weight", "state"}
+    assert outcome.to_json()["differing"]
+
+
+def _broken(model: Any, change: Callable[[list[Any]], list[Any]], last: str = "d2") -> Any:
+    optimized = optimized_by_hand(model, ("d0", last))
+    plan, forward = optimized._memsaver
+    object.__setattr__(optimized, "_memsaver", (plan, lambda flat, training: change(forward(flat, training))))
+    return optimized
+
+
+def test_a_gradient_that_is_off_in_one_place() -> None:
+    model = models.chain()
+
+    @tf.custom_gradient
+    def bent(x: Any) -> Any:
+        return tf.identity(x), lambda g: g * 1.000001
+
+    outcome = tf_memsaver.verify(model, _broken(model, lambda ys: [bent(ys[0])]), batch_size=4, mode="eager", steps=1)
+    assert {check.kind for check in outcome.checks if not check.identical} == {"gradient", "weight"}
+    assert not outcome.passed and 0 < outcome.worst.relative_difference < 1e-4
+
+
+def test_a_gradient_that_is_zero_instead_of_none() -> None:
+    model = models.two_by_two()
+    broken = _broken(model, lambda ys: [ys[0], tf.stop_gradient(ys[1])], last="d1")
+    outcome = tf_memsaver.verify(model, broken, batch_size=4, mode="eager", steps=1)
+    worst = outcome.worst
+    assert not outcome.passed and worst.kind == "gradient" and worst.largest_difference == float("inf")
+
+
+def test_large_differences_do_not_pass_under_xla() -> None:
+    model = models.chain()
+    outcome = tf_memsaver.verify(model, _broken(model, lambda ys: [ys[0] * 1.01]), batch_size=4, mode="xla", steps=1)
+    assert not outcome.passed
+
+
+def test_models_that_do_not_share_variables() -> None:
+    with pytest.raises(InvalidRequestError, match="share"):
+        tf_memsaver.verify(models.chain(), models.chain(), batch_size=4)
+
+
+@pytest.mark.parametrize("options", [{"mode": "fast"}, {"batch_size": None}])
+def test_arguments_without_meaning(options: dict[str, Any]) -> None:
+    model = models.chain()
+    with pytest.raises(InvalidRequestError):
+        tf_memsaver.verify(model, model, **{"batch_size": 4, **options})
