@@ -7,6 +7,7 @@ from tf_memsaver.plan.min_time import quickest_within
 from tf_memsaver.plan.one_level import tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
+from tf_memsaver.plan.reported import least_reported
 from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, SegmentMode
 
 
@@ -28,9 +29,9 @@ def auto(problem: Problem) -> Choice:
         return Choice(planner="min_time" if replays else "plain", segments=tidied(found.segments))
     overhead = DEFAULT_MAX_OVERHEAD if request.max_overhead is None else request.max_overhead
     try:
-        found = plans.within(overhead * problem.plain.step_seconds)
+        segments = least_reported(problem, overhead * problem.plain.step_seconds)
     except ValueError as error:
         quickest = plans.quickest(2**62)
         least = 0.0 if quickest is None else quickest.replay_seconds / problem.plain.step_seconds
         raise InfeasibleOverheadError(overhead, least) from error
-    return Choice(planner="min_peak" if found is plans.smallest else "auto", segments=tidied(found.segments))
+    return Choice(planner="min_peak_within", segments=segments)

@@ -19,7 +19,7 @@ GREEDY_TRIALS = 24
 
 
 @register_planner("chen_sqrt")
-def chen_sqrt(problem: Problem) -> Sequence[Segment]:
+def chen_sqrt(problem: Problem) -> tuple[Segment, ...]:
     """Cut the articulation points into about √n runs of equal count (section 4.3)."""
     points = [cut.position for cut in problem.articulation_points]
     run = max(1, round(math.sqrt(len(points) + 1)))
@@ -27,7 +27,7 @@ def chen_sqrt(problem: Problem) -> Sequence[Segment]:
 
 
 @register_planner("chen_greedy")
-def chen_greedy(problem: Problem) -> Sequence[Segment]:
+def chen_greedy(problem: Problem) -> tuple[Segment, ...]:
     """Cut where the bytes made since the last cut pass b (algorithm 3), for the b whose plan simulates smallest.
 
     The paper searches b around √(x·y); here the trials are spread evenly, on a logarithmic scale, between the largest

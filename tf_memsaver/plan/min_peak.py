@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf_memsaver.plan.polish import least_reported
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import register_planner
+from tf_memsaver.plan.reported import least_reported
 from tf_memsaver.plan.types import Segment
 
 
@@ -14,6 +14,6 @@ from tf_memsaver.plan.types import Segment
 def min_peak(problem: Problem) -> Sequence[Segment]:
     """Return the cover of one level of least peak: of least live bytes where the allocator reports just those.
 
-    Else the one that reports least among those near it (see ``polish``).
+    Else the one that reports least among those near it (see ``reported``).
     """
     return least_reported(problem)

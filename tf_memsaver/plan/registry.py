@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.plan.problem import Problem
@@ -24,10 +25,13 @@ Planner = Callable[[Problem], Sequence[Segment] | Choice]
 _PLANNERS: dict[str, Planner] = {}
 
 
-def register_planner(name: str) -> Callable[[Planner], Planner]:
+Kind = TypeVar("Kind", bound=Planner)
+
+
+def register_planner(name: str) -> Callable[[Kind], Kind]:
     """Return a decorator that enters a planner in the table under ``name``; a later one of that name replaces it."""
 
-    def enter(planner: Planner) -> Planner:
+    def enter(planner: Kind) -> Kind:
         _PLANNERS[name] = planner
         return planner
 

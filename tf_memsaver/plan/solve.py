@@ -14,10 +14,9 @@ from tf_memsaver.errors import (
 )
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan import auto, chen, min_peak, min_time  # noqa: F401  (each enters its planners in the table)
-from tf_memsaver.plan.one_level import tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
-from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, Plan, Request, Segment, SegmentMode, check_cover
+from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
 
 __all__ = ["Choice", "Planner", "planner_names", "register_planner", "solve"]
 
@@ -26,11 +25,6 @@ MOST_BUDGET_ROUNDS = 8
 """How often a planner is asked again because the allocator's peak of its plan is above the budget."""
 
 _WITHIN_BUDGETS = ("auto", "min_time")
-_FOR_LEAST_PEAK = ("auto", "min_peak")
-
-PEAK_SLACKS = (0.03, 0.1, 0.2)
-"""How far above the least bytes of tensors (as a share of what a step allocates) other plans are tried for the least
-peak that the allocator reports."""
 
 
 def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> Plan:
@@ -80,8 +74,7 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
     """
     budget = problem.request.budget_bytes
     if budget is None:
-        choice, peak = _certified(planner, problem)
-        return _least_reported(problem, choice) if problem.request.strategy in _FOR_LEAST_PEAK else (choice, peak)
+        return _certified(planner, problem)
     limit, least, seen = budget, 0, set()
     for _ in range(MOST_BUDGET_ROUNDS):
         try:
@@ -102,36 +95,6 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
     if peak > budget:
         raise InfeasibleBudgetError(budget, peak)
     return Choice(planner="min_peak", segments=smallest), peak
-
-
-def _least_reported(problem: Problem, choice: Choice) -> tuple[Choice, int]:
-    """Return the plan of least reported peak among the proposal and others close to it, within the time allowed.
-
-    Plans of nearly the same bytes of tensors may differ by a tenth in what the allocator makes of them.
-    """
-    simulator, request, plans = problem.simulator, problem.request, problem.one_level
-    candidates = [choice]
-    if not any(problem.forced):
-        candidates.append(Choice(planner="plain", segments=problem.store_all))
-    baselines = {name: planner_named(name)(problem) for name in ("chen_sqrt", "chen_greedy")}
-    candidates += [Choice(planner=name, segments=tuple(found)) for name, found in baselines.items()]
-    smallest = plans.smallest
-    allocated = smallest.peak_bytes - problem.graph.resident_bytes
-    for slack in PEAK_SLACKS:
-        found = plans.quickest(smallest.peak_bytes + int(slack * allocated), smallest.segments)
-        if found is not None:
-            candidates.append(Choice(planner="min_time", segments=tidied(found.segments)))
-    allowed = DEFAULT_MAX_OVERHEAD if request.max_overhead is None else request.max_overhead
-    if request.strategy == "min_peak" and request.max_overhead is None:
-        allowed = float("inf")
-    ranked = []
-    for place, candidate in enumerate(candidates):
-        overhead = problem.overhead(simulator.measure(candidate.segments).replay_seconds)
-        if place == 0 or overhead <= allowed:
-            _certify(problem, candidate.segments)
-            ranked.append((simulator.reported_peak(candidate.segments), overhead, place))
-    peak, _, place = min(ranked)
-    return candidates[place], peak
 
 
 def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:
