@@ -111,8 +111,8 @@ class RecordingScope(StatelessScope):
     """A StatelessScope that reads variables it was not told of once, and remembers what was updated and added.
 
     A variable that is not in ``given`` is read at its first use (from the enclosing scope, if there is one) and keeps
-    that value, so that a replay under ``mapping()`` sees what the first run saw. ``unlisted_trainable`` collects
-    trainable variables that were read without being given: for a gradient they must become arguments.
+    that value, so that a replay under ``mapping()`` sees what the first run saw. ``unlisted`` collects variables
+    that were read without being given and that a tape watches: for a gradient they must become arguments.
     ``losses_added`` pairs each loss with the layer that added it.
     """
 
@@ -120,7 +120,7 @@ class RecordingScope(StatelessScope):
         super().__init__(state_mapping=None, collect_losses=True, initialize_variables=False)
         self.original_scope: Any = None
         self.operation: Any = None
-        self.unlisted_trainable: list[Any] = []
+        self.unlisted: list[Any] = []
         self._pending_losses: list[tuple[Any, Any]] = []
         self._variables: dict[int, Any] = {}
         self._seen: dict[int, Any] = {}
@@ -139,8 +139,8 @@ class RecordingScope(StatelessScope):
                 value = variable._value
             if value is None:
                 return None
-            if is_trained(variable):
-                self.unlisted_trainable.append(variable)
+            if is_trained(variable) or getattr(value, "trainable", False):
+                self.unlisted.append(variable)
             tensor = tf.convert_to_tensor(value)
             self._variables[key] = variable
             self._seen[key] = self.state_mapping[key] = tensor

@@ -1,8 +1,8 @@
 """Recompute one segment in the backward pass: the contract of ``tf.recompute_grad``, kept where that one does not.
 
 ``recompute`` runs a function without recording it and, when its gradient is asked for, runs it again under a tape.
-``tf.recompute_grad`` (TensorFlow 2.21) does the same, but fails silently in the cases below, each measured in
-``tests/test_runtime.py`` or written down in ``tools/results/runtime.md``:
+``tf.recompute_grad`` (TensorFlow 2.21) does the same, but fails silently in the cases below, each shown in
+``tests/tensorflow/test_traps.py`` or measured in ``tools/results/runtime.md``:
 
 * it copies every argument before the replay, so that passing the weights as arguments copies them all;
 * its replay waits for the gradient of the first output only: here for one element of every gradient, by data, because
@@ -10,7 +10,7 @@
 * it adds 0.0 to the arguments, which turns -0.0 into 0.0: here 0.0 is subtracted, which changes nothing;
 * unconnected gradients come back as zeros: here as ``None``, as without a segment;
 * integer, boolean and state tensors cannot be arguments: here they are *held* from the first run and given to the
-replay;
+  replay;
 * a second derivative gives a wrong number or an obscure error: here ``SecondDerivativeError``.
 """
 

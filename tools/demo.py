@@ -1,6 +1,6 @@
 """The whole job on ResNet50, for real: plan, rewrite, measure before and after, verify, export, reload and train.
 
-Usage: tools/demo [--budget=BYTES] [--batch_size=N] [--steps=N]
+Usage: tools/demo [--budget=BYTES] [--batch_size=N] [--steps=N] [--verify_steps=N]
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from tools.saved_model_step import gradient_step, one_operation_at_a_time  # noq
 
 _BUDGET = flags.DEFINE_string("budget", None, "peak memory of a training step (default: smallest within 30% more time)")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "examples in a batch", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 2, "training steps to measure, and to verify", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 2, "training steps to measure", lower_bound=1)
+_VERIFY_STEPS = flags.DEFINE_integer("verify_steps", 1, "training steps to compare", lower_bound=1)
 
 
 def main(_: list[str]) -> int:
@@ -54,7 +55,7 @@ def main(_: list[str]) -> int:
     with progress.stage("measuring the optimized model in a process of its own"):
         after = tf_memsaver.measure(optimized, batch_size=batch_size, steps=steps)
     with progress.stage("training both side by side and comparing"):
-        verification = tf_memsaver.verify(model, optimized, batch_size=batch_size, steps=steps)
+        verification = tf_memsaver.verify(model, optimized, batch_size=batch_size, steps=_VERIFY_STEPS.value)
     with tempfile.TemporaryDirectory() as folder:
         reloaded = _export_and_reload(optimized, batch_size, Path(folder), progress)
 

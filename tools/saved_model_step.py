@@ -19,8 +19,8 @@ import tensorflow as tf
 def one_operation_at_a_time() -> None:
     """Let operations run one after the other, each still on all cores; before TensorFlow runs anything.
 
-    TensorFlow adds three or more gradients up in an order that depends on which of them is free first. Without this, two
-    runs of one and the same model differ in the last bits.
+    TensorFlow adds three or more gradients up in an order that depends on which of them is free first. Without this,
+    two runs of one and the same model differ in the last bits.
     """
     tf.config.threading.set_inter_op_parallelism_threads(1)
 

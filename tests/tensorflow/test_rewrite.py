@@ -110,6 +110,17 @@ def test_layers_frozen_after_optimizing() -> None:
     assert_trains_alike(model, optimized)
 
 
+def test_layers_unfrozen_after_optimizing() -> None:
+    # The second half of transfer learning: train the head, then unfreeze the backbone and train everything.
+    model = models.transfer()
+    model.get_layer("backbone").trainable = False
+    optimized = optimized_by_hand(model, ("backbone/conv0", "pool"))
+    train(optimized, steps=1)
+    model.get_layer("backbone").trainable = True
+    assert len(optimized.trainable_variables) == len(model.trainable_variables) == 10
+    assert_trains_alike(model, optimized)
+
+
 def _shared(calls: int) -> Any:
     shared, norm = layers.Dense(6, activation="tanh", name="shared"), layers.BatchNormalization(name="norm")
     x = inputs = keras.Input((6,))
@@ -185,6 +196,17 @@ def test_a_variable_of_another_layer_read_in_a_segment() -> None:
     tied = layers.Lambda(lambda t: keras.ops.matmul(t, keras.ops.transpose(first.kernel)), name="tied")
     x = layers.Dense(5, name="d1")(tied(x))
     model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    assert_trains_alike(model, optimized_by_hand(model, ("d0", "d1")), AS_WRITTEN)
+
+
+def test_a_frozen_variable_of_another_layer_read_in_a_segment() -> None:
+    inputs = keras.Input((5,))
+    first = layers.Dense(5, name="first")
+    x = layers.Dense(5, name="d0")(first(inputs))
+    tied = layers.Lambda(lambda t: keras.ops.matmul(t, keras.ops.transpose(first.kernel)), name="tied")
+    x = layers.Dense(5, name="d1")(tied(x))
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    first.trainable = False
     assert_trains_alike(model, optimized_by_hand(model, ("d0", "d1")), AS_WRITTEN)
 
 

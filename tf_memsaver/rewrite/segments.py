@@ -60,7 +60,7 @@ def _last_readers(sequence: CallSequence) -> list[int]:
 
 @dataclass(slots=True)
 class _Block:
-    """A segment with what it reads and makes. ``weights`` grows when a run meets a trainable variable not listed."""
+    """A segment with what it reads and makes. ``variables`` grows when a run meets one that its layers do not list."""
 
     segment: Segment
     calls: tuple[tuple[LayerCall, tuple[int, ...]], ...]
@@ -68,8 +68,7 @@ class _Block:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     spent: tuple[int, ...]
-    weights: list[Any] = field(default_factory=list)
-    state: list[Any] = field(default_factory=list)
+    variables: list[Any] = field(default_factory=list)
 
     @classmethod
     def build(cls, sequence: CallSequence, segment: Segment, last_readers: Sequence[int]) -> _Block:
@@ -101,8 +100,7 @@ class _Block:
 
     def _list_variables(self, calls: Sequence[LayerCall]) -> None:
         variables = {id(v): v for call in calls for v in getattr(call.operation, "variables", ())}
-        self.weights = [v for v in variables.values() if keras_compat.is_trained(v)]
-        self.state = [v for v in variables.values() if not keras_compat.is_trained(v)]
+        self.variables = list(variables.values())
 
     def run(self, slots: list[Any], training: bool) -> None:
         """Run on the tensors in ``slots`` and put the outputs there, dropping what no later call reads."""
@@ -131,13 +129,15 @@ class _Block:
             child.run(slots, training)
 
     def _run_recomputed(self, slots: list[Any], training: bool) -> bool:
-        """Run as a recompute segment; return False when trainable variables were found that were not listed."""
-        weights = [keras_compat.read_variable(v) for v in self.weights]
-        run = _Run(self, slots, training)
+        """Run as a recompute segment; return False when variables were found that were not listed."""
+        # Layers may be frozen and unfrozen between runs, so what is trained is asked anew.
+        weights = [v for v in self.variables if keras_compat.is_trained(v)]
+        state = [(v, keras_compat.read_variable(v)) for v in self.variables if not keras_compat.is_trained(v)]
+        run = _Run(self, slots, training, weights, state)
         try:
-            outputs = recompute(run, run.differentiable, weights)
+            outputs = recompute(run, run.differentiable, [keras_compat.read_variable(v) for v in weights])
         except _UnlistedVariablesError as found:
-            self.weights.extend(found.variables)
+            self.variables.extend(found.variables)
             return False
         for slot in self.spent:
             slots[slot] = None
@@ -154,8 +154,15 @@ class _UnlistedVariablesError(Exception):
 class _Run:
     """One run of a recompute block: a ``runtime.Replayable`` and the side effects that it must have once."""
 
-    def __init__(self, block: _Block, slots: Sequence[Any], training: bool) -> None:
-        self._block, self._training, self._weights = block, training, tuple(block.weights)
+    def __init__(
+        self,
+        block: _Block,
+        slots: Sequence[Any],
+        training: bool,
+        weights: Sequence[Any],
+        state: Sequence[tuple[Any, tf.Tensor]],
+    ) -> None:
+        self._block, self._training, self._weights, self._state = block, training, tuple(weights), tuple(state)
         self._environment = keras_compat.current_environment(training)
         self._slot_count = len(slots)
         self._name_scope = tf.get_current_name_scope().removesuffix(_UNRECORDED).rstrip("/")
@@ -176,12 +183,11 @@ class _Run:
     # runtime.Replayable -------------------------------------------------------------------------------------------
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
-        state = [(v, keras_compat.read_variable(v)) for v in self._block.state]
-        given = [*zip(self._weights, weights, strict=True), *state]
+        given = [*zip(self._weights, weights, strict=True), *self._state]
         with tf.name_scope(f"{self._name_scope}/{_UNRECORDED}/".lstrip("/")):
             slots, scope = self._run(inputs, self._held, given)
-        if scope.unlisted_trainable:
-            raise _UnlistedVariablesError(scope.unlisted_trainable)
+        if scope.unlisted:
+            raise _UnlistedVariablesError(scope.unlisted)
         listed = {id(v) for v in self._weights}
         mapping = [(v, tensor) for v, tensor in scope.mapping() if id(v) not in listed]
         self._held_variables = [v for v, _ in mapping]
