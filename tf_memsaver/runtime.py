@@ -87,8 +87,8 @@ def _refuse_trained(variables: Sequence[Any]) -> None:
     for variable in variables:
         if variable.trainable:
             raise UnsupportedModelError(
-                f"variable '{variable.name}' is read inside a recompute segment in a way that cannot be replayed, such as "
-                f"from a tf.function or as a tf.Variable. Name its layer in keep=, and make a new plan."
+                f"variable '{variable.name}' is read inside a recompute segment in a way that cannot be replayed, such "
+                f"as from a tf.function or as a tf.Variable. Name its layer in keep=, and make a new plan."
             )
 
 

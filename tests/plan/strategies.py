@@ -244,9 +244,9 @@ KINDS = ("dense", "relu", "norm", "scratch", "dropout", "reshape", "add", "conca
 
 
 @st.composite
-def graphs(draw: st.DrawFn, max_units: int = 6, pins: bool = True) -> Graph:
+def graphs(draw: st.DrawFn, max_units: int = 6, pins: bool = True, scales: Sequence[int] = (1, 64)) -> Graph:
     """A training step with branches, skips, views, in-place ops, temporaries, and perhaps pinned and frozen units."""
-    net = Net(scale=draw(st.sampled_from([1, 64])))
+    net = Net(scale=draw(st.sampled_from(scales)))
     sizes = st.integers(min_value=1, max_value=9)
     made = [net.input(draw(sizes))]
     for _ in range(draw(st.integers(min_value=2, max_value=max_units))):

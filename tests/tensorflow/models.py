@@ -88,10 +88,9 @@ class Branches(layers.Layer):
 
     @tf.function
     def branch(self, x: Any) -> Any:
+        y = tf.sin(x) * self.kernel
         if tf.reduce_sum(x) > 0:
-            y = tf.tanh(x * self.kernel)
-        else:
-            y = tf.sin(x) * self.kernel
+            y = tf.tanh(y)
         steps = tf.constant(0)
         while steps < 2:
             y = y * 1.5

@@ -136,7 +136,7 @@ def test_a_layer_shared_by_two_calls() -> None:
         assert_trains_alike(model, optimized_by_hand(model, *spans), AS_WRITTEN)
 
 
-@pytest.mark.xfail(reason="a segment adds its own two of a weight's three gradients first: last bits differ", strict=True)
+@pytest.mark.xfail(reason="a segment adds its two of a weight's three gradients first: last bits differ", strict=True)
 def test_a_layer_shared_by_three_calls() -> None:
     model = _shared(3)
     assert_trains_alike(model, optimized_by_hand(model, ("shared", "norm#2")), ("as_written",))
@@ -233,8 +233,8 @@ def test_control_flow_on_tensors_in_a_segment(sign: float) -> None:
 
 
 def test_a_layer_that_reads_variables_in_a_tf_function_is_kept_out() -> None:
-    # Keras 3 converts no control flow, so a layer that has some in Python is a tf.function; TensorFlow traces that once,
-    # with the variable itself, and a replay cannot give it another value.
+    # Keras 3 converts no control flow, so a layer that has some in Python is a tf.function; TensorFlow traces that
+    # once, with the variable itself, and a replay cannot give it another value.
     model = _branching()
     reasons = {unit.label: unit.pinned for unit in capture_graph(model, batch_size=4).units}
     assert "tf.function" in reasons["branches"] and not reasons["d0"]
@@ -423,7 +423,7 @@ def test_as_a_layer_of_another_model() -> None:
     assert_trains_alike(outer, optimized_between_cuts(outer))
 
 
-# Training the Keras way ------------------------------------------------------------------------------------------------
+# Training the Keras way ----------------------------------------------------------------------------------------------
 
 
 def _fit(model: Any, x: Any, y: Any, **compile_arguments: Any) -> tuple[Any, list[Any]]:
@@ -495,12 +495,12 @@ def test_mixed_precision_in_fit() -> None:
     assert _fit(model, x, y, jit_compile=False)[0] == _fit(optimized, x, y, jit_compile=False)[0]
 
 
-# Plans and files -------------------------------------------------------------------------------------------------------
+# Plans and files -----------------------------------------------------------------------------------------------------
 
 
 def test_a_segment_over_the_layer_that_makes_an_output_is_refused() -> None:
     model = models.chain()
-    with pytest.raises(PlanMismatchError, match="'head'.*store segment"):
+    with pytest.raises(PlanMismatchError, match=r"'head'.*store segment"):
         optimized_by_hand(model, ("d0", "head"))
 
 
@@ -509,9 +509,9 @@ def test_a_plan_for_another_model_names_the_difference() -> None:
     with pytest.raises(PlanMismatchError, match=r"layer call 0 is 'd0'.*\[\?,8\]") as caught:
         make_optimized(models.chain(width=8), plan)
     assert "search_plan" in str(caught.value)
-    with pytest.raises(PlanMismatchError, match="d3|layer call"):
+    with pytest.raises(PlanMismatchError, match=r"d3|layer call"):
         make_optimized(models.chain(depth=3), plan)
-    with pytest.raises(PlanMismatchError, match="has 6 layer calls, the plan was made for 5|layer call 4"):
+    with pytest.raises(PlanMismatchError, match=r"has 6 layer calls, the plan was made for 5|layer call 4"):
         make_optimized(models.chain(depth=5), plan)
 
 

@@ -132,7 +132,9 @@ def assert_identical(plain: Record, other: Record) -> None:
     assert not wrong, f"{len(wrong)} of {len(plain)} differ, the first: {wrong[:3]}"
 
 
-def assert_trains_alike(model: Any, optimized: Any, modes: tuple[str, ...] = ("graph", "eager"), **options: Any) -> None:
+def assert_trains_alike(
+    model: Any, optimized: Any, modes: tuple[str, ...] = ("graph", "eager"), **options: Any
+) -> None:
     for mode in modes:
         assert_identical(train(model, mode=mode, **options), train(optimized, mode=mode, **options))
 

@@ -90,7 +90,7 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
         seen.add(choice.segments)
     if problem.request.strategy not in _WITHIN_BUDGETS:
         raise InfeasibleBudgetError(budget, least)
-    smallest = problem.one_level.smallest.segments
+    smallest = tuple(min_peak.min_peak(problem))
     peak = problem.simulator.reported_peak(smallest)
     if peak > budget:
         raise InfeasibleBudgetError(budget, peak)

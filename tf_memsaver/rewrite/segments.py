@@ -262,8 +262,8 @@ def _refuse_composites(block: _Block, slots: Sequence[Any]) -> None:
         for slot in {*call.inputs, *call.outputs}.intersection((*block.inputs, *block.outputs)):
             if slots[slot] is not None and not isinstance(slots[slot], (tf.Tensor, tf.Variable)):
                 raise UnsupportedModelError(
-                    f"layer '{call.label}' makes or reads a ragged or sparse tensor, which cannot cross the boundary of "
-                    f"a recompute segment. Make a new plan with tf_memsaver.search_plan, or name the layer in keep=."
+                    f"layer '{call.label}' makes or reads a ragged or sparse tensor, which cannot cross the boundary "
+                    f"of a recompute segment. Make a new plan with tf_memsaver.search_plan, or name the layer in keep=."
                 )
 
 
