@@ -41,6 +41,20 @@ class TracedStep:
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
     optimizer: Any = None
 
+    def reachable(self) -> set[int]:
+        """Return the ids of the operations that something outside depends on: the outputs and every assignment."""
+        stack = [tensor.op for tensor in self.outputs]
+        stack += [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "Resource"))]
+        wanted: set[int] = set()
+        while stack:
+            operation = stack.pop()
+            if id(operation) in wanted:
+                continue
+            wanted.add(id(operation))
+            stack.extend(tensor.op for tensor in operation.inputs)
+            stack.extend(operation.control_inputs)
+        return wanted
+
 
 def trace_step(model: Any, functional: Any, sequence: CallSequence, batch_size: int) -> TracedStep:
     """Trace forward, loss, backward and, for a compiled model, the optimizer's update.

@@ -69,7 +69,6 @@ class Op:
     seconds: float = 0.0
     workspace_bytes: int = 0
     overwrites: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,79 @@
+"""Where no segment may end, because a cut there would change the rounding of some result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.capture.step import TracedStep
+from tf_memsaver.cost import rules
+from tf_memsaver.ir.graph import Phase
+
+_SUMS = frozenset({"Add", "AddN", "AddV2"})
+_ADDED_AND_ACTIVATED = _SUMS | {"BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"}
+_FUSED_WITH = {
+    "Add": _SUMS,
+    "AddV2": _SUMS,
+    "BiasAdd": _ADDED_AND_ACTIVATED,
+    "Conv2D": _ADDED_AND_ACTIVATED,
+    "DepthwiseConv2dNative": _ADDED_AND_ACTIVATED,
+    "MatMul": _ADDED_AND_ACTIVATED,
+}
+"""What TensorFlow's arithmetic optimizer and remapper (core/grappler, 2.21) may make one op with its only reader."""
+
+
+def joined_positions(step: TracedStep, unit_count: int) -> set[int]:
+    """Return the positions between units at which no segment may end."""
+    return _splitting_positions(step, unit_count) | _fusing_positions(step)
+
+
+def _splitting_positions(step: TracedStep, unit_count: int) -> set[int]:
+    """Return the positions at which a cut would change the order of a floating-point sum.
+
+    The gradient of a tensor with several readers is one sum over all of them. With readers on both sides of a cut,
+    each side sums its own first: for two terms that is the same number, for three or more it is not.
+    """
+    readers = _reads_by_unit(step)
+    splitting: set[int] = set()
+    for tensor in (t for made in step.boundary for t in made if isinstance(t, tf.Tensor)):
+        units = {unit_count if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())}
+        terms = sum(max(1, readers.get((id(tensor), unit), 0)) for unit in units)
+        if terms > 2 and len(units) > 1:
+            splitting.update(range(min(units) + 1, max(units) + 1))
+    return splitting
+
+
+def _fusing_positions(step: TracedStep) -> set[int]:
+    """Return the positions between two ops that graph optimisation makes one, with other roundings.
+
+    It reorders chains of additions (a residual sum behind a BatchNorm), and fuses a convolution or product with
+    what is added to it and the activation behind, wherever nothing else reads what lies between.
+    """
+    wanted = step.reachable()
+    unit_of: dict[int, int] = {}
+    readers: dict[int, list[Any]] = {}
+    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
+        if id(operation) not in wanted:
+            continue
+        if phase is Phase.FORWARD and unit is not None:
+            unit_of[id(operation)] = unit
+        if operation.type not in rules.METADATA_READERS:
+            for tensor in operation.inputs:
+                readers.setdefault(id(tensor), []).append(operation)
+    fusing: set[int] = set()
+    for operation in step.graph.get_operations():
+        consumers = _FUSED_WITH.get(operation.type)
+        only = readers.get(id(operation.outputs[0]), []) if consumers and id(operation) in unit_of else []
+        if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
+            fusing.update(range(unit_of[id(operation)] + 1, unit_of[id(only[0])] + 1))
+    return fusing
+
+
+def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], int]:
+    counts: dict[tuple[int, int], int] = {}
+    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
+        if phase is Phase.FORWARD and unit is not None and operation.type not in rules.METADATA_READERS:
+            for tensor in operation.inputs:
+                counts[id(tensor), unit] = counts.get((id(tensor), unit), 0) + 1
+    return counts

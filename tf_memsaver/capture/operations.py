@@ -1,0 +1,162 @@
+"""What a traced operation tells of itself: bytes, attributes, the functions that it calls, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_memsaver.cost import rules
+
+FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+"""Ops that call one function and nothing else."""
+
+_LOOPS = frozenset({"StatelessWhile", "While"})
+_CALLS = FUNCTION_CALLS | _LOOPS | {"If", "StatelessIf"}
+
+_NO_REPLAY_STATE = frozenset(
+    {
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "AssignVariableOp",
+        "Assert",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "StatelessIf",
+        "StatelessWhile",
+        "VarHandleOp",
+    }
+)
+"""Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Return the bytes of a tensor of the traced graph; 0 for resources and strings, whose storage is elsewhere.
+
+    A tensor whose shape depends on the data counts 0: such tensors are indices and masks of preprocessing, not
+    activations. The tensor lists that a loop keeps for its gradient are counted where the loop makes them.
+    """
+    if tensor.dtype == tf.variant:
+        return _loop_list_bytes(tensor)
+    if tensor.dtype in (tf.resource, tf.string) or not tensor.dtype.size:
+        return 0
+    count = tensor.shape.num_elements()
+    return 0 if count is None else count * tensor.dtype.size
+
+
+def _loop_list_bytes(tensor: Any) -> int:
+    """Return the bytes of a list that a while loop fills, one element a step: outputs and values for the gradient."""
+    if tensor.op.type not in _LOOPS:
+        return 0
+    body = _function_graph(tensor.op.graph, tensor.op.get_attr("body").name)
+    writer = None if body is None else body.outputs[tensor.value_index].op
+    place = None if writer is None else {"TensorListPushBack": 1, "TensorListSetItem": 2}.get(writer.type)
+    if writer is None or place is None:
+        return 0
+    trips = trip_count(tensor.op)
+    if trips is None:
+        logging.warning("loop '%s' runs an unknown number of steps: what it keeps is not counted", tensor.op.name)
+        return 0
+    return trips * tensor_bytes(writer.inputs[place])
+
+
+def trip_count(operation: Any) -> int | None:
+    """Return how many steps a while loop runs at most, from its limit or the lists that it reads; None if unknown."""
+    if operation.type not in _LOOPS:
+        return None
+    sizes = []
+    for tensor in operation.inputs:
+        if tensor.op.type == "TensorListFromTensor":
+            sizes.append(tensor.op.inputs[0].shape[0])
+        elif tensor.op.type == "TensorListReserve":
+            sizes.append(_static_count(tensor.op.inputs[1]))
+    limit = _static_count(operation.inputs[1]) if len(operation.inputs) > 1 else None
+    known = [limit, *sizes] if limit is not None and limit >= 0 else sizes
+    counts = [int(size) for size in known if size is not None and size >= 0]
+    return max(counts) if counts else None
+
+
+def _static_count(tensor: Any) -> int | None:
+    """Return a scalar integer that is known when tracing, else None."""
+    if not tensor.dtype.is_integer or tensor.shape.rank != 0:
+        return None
+    value = tf.get_static_value(tensor)
+    return None if value is None else int(value)
+
+
+def spec_of(operation: Any, compiled: bool = False) -> rules.OpSpec:
+    """Return what the cost rules see of an operation; ``compiled`` when it runs in a function that XLA compiles."""
+
+    def shape(tensor: Any) -> tuple[int, ...]:
+        return tuple(tensor.shape) if tensor.shape.is_fully_defined() else ()
+
+    names = ("transpose_a", "adj_x", "equation", "strides", "padding", "explicit_paddings", "data_format")
+    known = operation.node_def.attr
+    attributes = {name: operation.get_attr(name) for name in names if name in known}
+    if isinstance(attributes.get("equation"), bytes):
+        attributes["equation"] = attributes["equation"].decode()
+    return rules.OpSpec(
+        type=operation.type,
+        input_shapes=tuple(shape(t) for t in operation.inputs),
+        input_bytes=tuple(tensor_bytes(t) for t in operation.inputs),
+        output_shapes=tuple(shape(t) for t in operation.outputs),
+        output_bytes=tuple(tensor_bytes(t) for t in operation.outputs),
+        attributes=attributes,
+        compiled=compiled,
+    )
+
+
+def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, int]:
+    """Return FLOPs, those of them in matrix products, and workspace bytes; of a called function, for all its ops."""
+    bodies = list(_called_functions(operation, graph))
+    if not bodies:
+        flops = rules.flops(spec)
+        return flops, flops if spec.type in rules.MATRIX_OPS else 0, rules.workspace_bytes(spec)
+    compiled = spec.compiled or "_XlaMustCompile" in operation.node_def.attr
+    times = trip_count(operation) or 1
+    flops = matrix_flops = workspace = 0
+    for body in bodies:
+        for inner in body.get_operations():
+            more, more_matrix, scratch = costs_of(inner, spec_of(inner, compiled), body)
+            flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
+            workspace = max(workspace, scratch)
+    return flops, matrix_flops, workspace
+
+
+def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:
+    """Yield the graphs of the functions that an operation calls (branches, loop bodies, calls)."""
+    if operation.type not in _CALLS:
+        return
+    for attribute in operation.node_def.attr.values():
+        names = [attribute.func.name] if attribute.HasField("func") else [f.name for f in attribute.list.func]
+        for name in filter(None, names):
+            body = _function_graph(graph, name)
+            if body is not None:
+                yield body
+
+
+def _function_graph(graph: Any, name: str) -> Any | None:
+    """Return the graph of a function by name, looked up from the graph that calls it outwards."""
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            return getattr(function, "graph", None)
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def hidden_state(operation: Any, graph: Any) -> str:
+    """Return the type of the first op, in the operation or in a function that it calls, that cannot be replayed."""
+    if operation.type in _CALLS:
+        for body in _called_functions(operation, graph):
+            for inner in body.get_operations():
+                found = hidden_state(inner, body)
+                if found:
+                    return found
+        return ""
+    if not operation.op_def.is_stateful or operation.type in _NO_REPLAY_STATE:
+        return ""
+    return operation.type if operation.type != "Placeholder" else ""

@@ -1,0 +1,36 @@
+"""Which units must stay in store segments, and why."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_memsaver.capture.layer_calls import CallSequence
+from tf_memsaver.capture.operations import FUNCTION_CALLS, hidden_state
+from tf_memsaver.capture.step import TracedStep
+from tf_memsaver.ir.graph import Phase
+
+
+def pinned_units(sequence: CallSequence, step: TracedStep) -> dict[int, str]:
+    """Return, by unit, the reason why the runtime cannot replay it."""
+    reasons: dict[int, str] = {}
+    model_outputs = set(sequence.outputs)
+    composite: set[int] = set()
+    for unit, call in enumerate(sequence.calls):
+        if model_outputs.intersection(call.outputs):
+            reasons[unit] = "makes an output of the model, whose logits the loss reads"
+        made = [
+            slot for slot, t in zip(call.outputs, step.boundary[unit], strict=False) if not isinstance(t, tf.Tensor)
+        ]
+        composite.update(made)
+        if made or composite.intersection(call.inputs):
+            reasons[unit] = "makes or reads a ragged or sparse tensor"
+    for unit, path in step.sparse_units.items():
+        reasons[unit] = f"keeps the sparse gradient of {path}"
+    for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
+        if phase is Phase.FORWARD and owner is not None:
+            if operation.type in FUNCTION_CALLS and any(t.dtype == tf.resource for t in operation.inputs):
+                reasons[owner] = "calls a tf.function that reads variables, which a replay cannot give it"
+            blocker = hidden_state(operation, step.graph)
+            if blocker:
+                reasons[owner] = f"runs {blocker}, whose hidden state cannot be replayed"
+    return reasons
