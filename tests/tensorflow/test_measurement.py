@@ -50,7 +50,9 @@ def test_in_a_process_of_its_own() -> None:
     measured = tf_memsaver.measure(optimized, batch_size=BATCH, steps=2)
     here = tf_memsaver.measure(optimized, batch_size=BATCH, steps=2, isolate=False)
     assert [v.numpy().tobytes() for v in model.variables] == before
-    assert measured.peak_bytes - measured.live_bytes == pytest.approx(here.peak_bytes - here.live_bytes, rel=0.15)
+    # Ops of parallel branches run at once or not, as threads come: up to three outputs more or less are live.
+    transient = measured.peak_bytes - measured.live_bytes, here.peak_bytes - here.live_bytes
+    assert transient[0] == pytest.approx(transient[1], abs=3 * LAYER_BYTES)
     assert measured.steps == 2 and measured.trace_seconds > 0
     assert measured.to_json()["activation_bytes"] == measured.activation_bytes and "peak" in str(measured)
 
