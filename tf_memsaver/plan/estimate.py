@@ -41,7 +41,8 @@ class Estimate:
 
     ``activation_bytes`` is all that the forward pass leaves for the backward pass, including what no layer owns (the
     loss). ``optimizer_slots`` is the optimizer's memory as a multiple of the trained weights' (2.0 for Adam).
-    ``peak_bytes`` is the simulated peak of the whole step, reached at ``peak_at``.
+    ``peak_bytes`` is the simulated peak of the whole step, as the allocator reports it; the live tensors are most at
+    ``peak_at``.
     """
 
     model: str
@@ -59,7 +60,9 @@ class Estimate:
     @classmethod
     def from_graph(cls, graph: Graph) -> Estimate:
         """Return the estimate of a captured training step."""
-        timeline = Simulator(graph).run([Segment(start=0, stop=len(graph.units), mode=SegmentMode.STORE)])
+        simulator = Simulator(graph)
+        stored = [Segment(start=0, stop=len(graph.units), mode=SegmentMode.STORE)]
+        timeline = simulator.run(stored)
         highest = max(timeline.instants, key=lambda instant: instant.live_bytes, default=None)
         kept = _kept_for_backward(graph)
         return cls(
@@ -71,7 +74,7 @@ class Estimate:
             optimizer_bytes=graph.bytes_of(MemoryKind.OPTIMIZER),
             input_bytes=graph.bytes_of(MemoryKind.INPUT),
             activation_bytes=sum(graph.values[buffer].nbytes for buffer in kept),
-            peak_bytes=timeline.peak_bytes,
+            peak_bytes=simulator.reported_peak(stored),
             peak_at="" if highest is None else _place(graph, graph.ops[highest.op]),
             step_seconds=graph.step_seconds,
         )
