@@ -9,7 +9,7 @@ because custom gradients are saved as functions.
 from __future__ import annotations
 
 import os
-import shutil
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ import tensorflow as tf
 from tf_memsaver.capture.batch import pack_inputs
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
+from tf_memsaver.files import written_beside
 from tf_memsaver.rewrite.keras_model import is_optimized
 
 PLAN_FILE = os.path.join("assets.extra", "memsaver_plan.json")
@@ -45,31 +46,14 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
         )
     if os.path.lexists(path) and not overwrite:
         raise OutputExistsError(path)
-    beside = f"{path}.part"
-    shutil.rmtree(beside, ignore_errors=True)
     try:
-        root = _reusable(optimized)
-        tf.saved_model.save(root, beside, signatures={"serving_default": _signature(optimized)})
-        os.makedirs(os.path.join(beside, os.path.dirname(PLAN_FILE)), exist_ok=True)
-        optimized.memsaver_plan.save(os.path.join(beside, PLAN_FILE))
-        _replace(beside, path)
+        with written_beside(Path(os.path.abspath(path))) as fresh:
+            root = _reusable(optimized)
+            tf.saved_model.save(root, os.fspath(fresh), signatures={"serving_default": _signature(optimized)})
+            (fresh / PLAN_FILE).parent.mkdir(exist_ok=True)
+            optimized.memsaver_plan.save(fresh / PLAN_FILE)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
         optimized._clear_losses()
-
-
-def _replace(new: str, path: str) -> None:
-    """Put the folder ``new`` in the place of ``path``; the old one goes only when the new one stands."""
-    if os.path.lexists(path):
-        old = f"{path}.old"
-        os.rename(path, old)
-        os.rename(new, path)
-        if os.path.isdir(old) and not os.path.islink(old):
-            shutil.rmtree(old)
-        else:
-            os.remove(old)
-    else:
-        os.rename(new, path)
 
 
 def _specs(model: Any) -> Any:

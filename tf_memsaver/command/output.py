@@ -1,12 +1,8 @@
-"""Output folders that are never half there, and never written over something without leave."""
+"""Output paths of the command: never written over something without leave."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
@@ -36,26 +32,3 @@ def check_output(path: str | None, *, overwrite: bool, folder: bool) -> Path:
             f"'{path}' was not written by this command, so --overwrite does not replace it. Choose another path."
         )
     return target
-
-
-@contextlib.contextmanager
-def written_beside(target: Path) -> Iterator[Path]:
-    """Yield a fresh folder beside ``target`` that takes its place when the block ends well, and else disappears."""
-    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.part-", dir=target.parent))
-    old = fresh.with_name(f"{fresh.name}-old")
-    try:
-        yield fresh
-        fresh.chmod(0o777 & ~_umask())
-        if target.is_dir():
-            target.rename(old)
-        fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _umask() -> int:
-    """Return the process's file mode mask; ``mkdtemp`` ignores it and makes the folder private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -12,8 +12,9 @@ from rich.console import RenderableType
 from tf_memsaver import api
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import load_model
-from tf_memsaver.command.output import PLAN_FILE, check_output, written_beside
+from tf_memsaver.command.output import PLAN_FILE, check_output
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.files import written_beside
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress
