@@ -46,8 +46,7 @@ def chen_greedy(problem: Problem) -> tuple[Segment, ...]:
 def _unless_plain_is_smaller(problem: Problem, proposals: Sequence[tuple[Segment, ...]]) -> tuple[Segment, ...]:
     """Return the proposal of least simulated peak, or one store segment where hints allow it and that needs less."""
     if not any(problem.forced):
-        stored = Segment(start=0, stop=len(problem.graph.units), mode=SegmentMode.STORE)
-        proposals = [*proposals, (stored,)]
+        proposals = [*proposals, problem.store_all]
     measured = [problem.simulator.measure(segments) for segments in proposals]
     best = min(range(len(proposals)), key=lambda k: (measured[k].peak_bytes, measured[k].replay_seconds))
     return proposals[best]

@@ -84,7 +84,7 @@ class OneLevel:
         """Everything stored, where the hints allow it."""
         if any(self._problem.forced):
             return None
-        return self._simulated([Segment(start=0, stop=len(self._problem.graph.units), mode=SegmentMode.STORE)])
+        return self._simulated(self._problem.store_all)
 
     @cached_property
     def smallest(self) -> Found:

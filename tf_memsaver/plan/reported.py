@@ -51,20 +51,19 @@ class _Judge:
         self._rank: tuple[float, float] = (INFINITE, INFINITE)
         self.best: Segments = ()
 
-    def consider(self, segments: Segments) -> bool:
-        """Take a plan in the place of the best if it is better; return whether it is."""
+    def consider(self, segments: Segments) -> None:
+        """Take a plan in the place of the best if it is better."""
         if segments in self._seen:
-            return False
+            return
         self._seen.add(segments)
         simulator = self._problem.simulator
         peak = simulator.reported_peak(segments)
         if peak > self._rank[0]:
-            return False
+            return
         rank = peak, simulator.measure(segments).replay_seconds
         if (rank[1] > self._seconds and self.best) or rank >= self._rank:
-            return False
+            return
         self._rank, self.best = rank, segments
-        return True
 
 
 def _ladder(plans: OneLevel, seconds: float) -> Iterator[Segments]:
