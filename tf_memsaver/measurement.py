@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +23,8 @@ import tensorflow as tf
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
-from tf_memsaver.keras_compat import is_trained
+from tf_memsaver.training_step import KeptState, TrainingStep, check_mode, own_optimizer
 from tf_memsaver.units import format_bytes
-
-MODES = ("eager", "graph", "xla")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +92,6 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
     return _measure_here(model, batch_size, mode, steps)
 
 
-def check_mode(mode: str) -> None:
-    """Check the name of a mode.
-
-    Raises:
-      InvalidRequestError: it is none of ``MODES``.
-    """
-    if mode not in MODES:
-        raise InvalidRequestError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
-
-
 def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="tf_memsaver_") as folder:
         path = os.path.join(folder, "model.keras")
@@ -135,7 +122,8 @@ def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measure
     device = device_name()
     x, y = batch.synthetic_batch(model, batch_size)
     with KeptState(model):
-        step = TrainingStep(model, mode)
+        optimizer = own_optimizer(model)
+        step = TrainingStep(model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None)
         started = time.perf_counter()
         step.trace(x, y)
         trace_seconds = time.perf_counter() - started
@@ -166,69 +154,3 @@ def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measure
 def device_name() -> str:
     """Return the device whose memory is counted: ``"GPU:0"`` when there is one, else ``"CPU:0"``."""
     return "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
-
-
-class KeptState:
-    """Context that puts all variables of a model and its optimizer back as they were, in place."""
-
-    def __init__(self, model: Any) -> None:
-        optimizer = getattr(model, "optimizer", None)
-        variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
-        self._variables = {id(v): v for v in variables}.values()
-
-    def __enter__(self) -> KeptState:
-        self._values = [v.numpy() for v in self._variables]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.restore()
-
-    def restore(self) -> None:
-        """Assign the values of the start now."""
-        for variable, value in zip(self._variables, self._values, strict=True):
-            variable.assign(value)
-
-
-class TrainingStep:
-    """One training step of a model as people write it: a tape, the loss, gradients, and the update when compiled."""
-
-    def __init__(self, model: Any, mode: str, optimizer: Any = None) -> None:
-        self._model = model
-        self._weights = [v for v in model.trainable_variables if is_trained(v)]
-        self._optimizer = optimizer if optimizer is not None else _own_optimizer(model)
-        if self._optimizer is not None and not self._optimizer.built:
-            self._optimizer.build(self._weights)
-        self._function: Callable[..., Any] = self._step
-        if mode != "eager":
-            self._function = tf.function(self._step, jit_compile=mode == "xla")
-        self._traces = mode == "graph"
-        self.gradient_bytes = sum(v.value.shape.num_elements() * v.value.dtype.size for v in self._weights)
-
-    def _step(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
-        with tf.GradientTape() as tape:
-            outputs = self._model(x, training=True)
-            loss = batch.training_loss(self._model, x, y, outputs)
-            scaled = loss if self._optimizer is None else self._optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, [v.value for v in self._weights])
-        if self._optimizer is not None:
-            pairs = zip(gradients, self._weights, strict=True)
-            self._optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
-            return loss, []
-        return loss, gradients
-
-    def trace(self, x: Any, y: Any) -> None:
-        """Trace (graph mode) or trace and compile (XLA) the step."""
-        if self._traces:
-            self._function.get_concrete_function(x, y)  # type: ignore[attr-defined]
-        else:
-            self._function(x, y)
-
-    def run(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
-        """Run one step to its end; return the loss and, without an optimizer, the gradients."""
-        loss, gradients = self._function(x, y)
-        loss.numpy()
-        return loss, gradients
-
-
-def _own_optimizer(model: Any) -> Any | None:
-    return model.optimizer if getattr(model, "compiled", False) else None

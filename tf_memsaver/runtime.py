@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ import tensorflow as tf
 from tensorflow.python.eager.record import stop_recording
 
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
+from tf_memsaver.fan_out import first_run_witness, replay_witness
 
 Tensors = Sequence[tf.Tensor]
 
@@ -58,17 +60,17 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors) -> list[t
     @tf.custom_gradient
     def segment(*arguments: tf.Tensor) -> Any:
         with stop_recording():
-            outputs = function.first_run(arguments[:count], arguments[count:])
+            outputs, witness = _first_run(function, arguments[:count], arguments[count:])
         held = function.held()
 
         def gradient(*upstream: Any, variables: Any = None) -> Any:
             connected = sorted(reached) if reached else list(range(len(outputs)))
             reached.clear()
             arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
-            gradients = _replay_gradients(function, arguments[:count], arguments[count:], held, arrived)
+            replayed = _replay_gradients(function, arguments[:count], arguments[count:], held, arrived, witness)
             # Variables reach the segment as tensors; of those listed here a gradient would be lost.
             _refuse_trained(variables or ())
-            return gradients if variables is None else (gradients, [None] * len(variables))
+            return replayed if variables is None else (replayed, [None] * len(variables))
 
         return tuple(outputs), gradient
 
@@ -76,6 +78,19 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors) -> list[t
     if len(outputs) == 1:
         return list(outputs)
     return [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
+
+
+def _first_run(
+    function: Replayable, inputs: Tensors, weights: Tensors
+) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
+    """Run the function once; return its outputs and, in graph mode, what the gate of the replay must depend on."""
+    if tf.executing_eagerly():
+        return function.first_run(inputs, weights), ()
+    graph = tf.compat.v1.get_default_graph()
+    start = graph.num_operations()
+    outputs = function.first_run(inputs, weights)
+    witness = first_run_witness(graph.get_operations()[start:], [*inputs, *weights], outputs)
+    return outputs, () if witness is None else (witness,)
 
 
 def _refuse_trained(variables: Sequence[Any]) -> None:
@@ -111,7 +126,12 @@ def _note_gradient(output: tf.Tensor, place: int, reached: set[int]) -> tf.Tenso
 
 
 def _replay_gradients(
-    function: Replayable, inputs: Tensors, weights: Tensors, held: Tensors, upstream: dict[int, tf.Tensor]
+    function: Replayable,
+    inputs: Tensors,
+    weights: Tensors,
+    held: Tensors,
+    upstream: dict[int, tf.Tensor],
+    witness: Tensors,
 ) -> list[Any]:
     """Replay and return a gradient, or None, for each of inputs and weights."""
     places = list(upstream)
@@ -122,7 +142,7 @@ def _replay_gradients(
     @tf.custom_gradient
     def backward(*tensors: tf.Tensor) -> Any:
         arrived, sources = tensors[: shape[0]], tensors[shape[0] :]
-        gate = None if tf.executing_eagerly() else _gate(arrived)
+        gate = None if tf.executing_eagerly() else _gate([*arrived, *witness])
         with contextlib.ExitStack() as stack:
             if gate is not None:
                 stack.enter_context(tf.control_dependencies([gate]))
@@ -130,7 +150,9 @@ def _replay_gradients(
             gated = [_behind(gate, tensor) for tensor in sources[: shape[1]]]
             gated += [tf.identity(tensor) for tensor in sources[shape[1] :]]
             tape.watch(gated)
+            start = _size_of_graph()
             outputs = function.replay(gated[: shape[1]], gated[shape[1] :], [_behind(gate, tensor) for tensor in held])
+        end = _size_of_graph()
         targets = [outputs[place] for place in places]
         gradients = tape.gradient(targets, gated, output_gradients=list(arrived))
         connected[:] = [gradient is not None for gradient in gradients]
@@ -139,9 +161,12 @@ def _replay_gradients(
             raise SecondDerivativeError
 
         found = [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        if gate is None:
+            return tuple(found), second
         # Nobody gets a gradient before all are there: the replay of the segment before this one would otherwise start
         # while weight gradients here still hold replayed activations.
-        return tuple(found if gate is None else _together(found)), second
+        added = gate.graph.get_operations()[start:]
+        return tuple(_together(found, replay_witness(added[: end - start], added, found))), second
 
     found = iter(_as_tuple(backward(*upstream.values(), *inputs, *weights)))
     return [next(found) if there else None for there in connected]
@@ -151,37 +176,43 @@ def _as_tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (list, tuple)) else (result,)
 
 
-def _together(tensors: Tensors) -> list[tf.Tensor]:
-    """Return the tensors unchanged, but none before all are there.
+def _size_of_graph() -> int:
+    return 0 if tf.executing_eagerly() else tf.compat.v1.get_default_graph().num_operations()
+
+
+def _together(tensors: Tensors, witness: tf.Tensor | None) -> list[tf.Tensor]:
+    """Return the tensors unchanged, but none before all are there; the smallest depends on ``witness`` by data.
 
     Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition becomes
     such a term: so each copy takes the name of the operation that made it, with an ending that sorts right behind it.
     """
+    zero = None if witness is None else _gate([witness])
+    smallest = min(range(len(tensors)), key=lambda place: tensors[place].shape.num_elements() or sys.maxsize, default=0)
     with tf.control_dependencies([t.op for t in tensors]):
         copies = []
-        for tensor in tensors:
+        for place, tensor in enumerate(tensors):
             maker = tensor
             while maker.op.type in ("Identity", "IdentityN"):
                 maker = maker.op.inputs[maker.value_index]
             with tf.name_scope(f"{maker.op.name}/"):
-                copies.append(tf.identity(tensor, name="ready"))
+                copies.append(_behind(zero if place == smallest else None, tensor, "ready"))
         return copies
 
 
-def _gate(upstream: Tensors) -> tf.Tensor:
-    """Return a float32 scalar that is always 0.0 and known only when every upstream gradient is.
+def _gate(tensors: Tensors) -> tf.Tensor:
+    """Return a float32 scalar that is always 0.0 and known only when every one of the tensors is.
 
     Through a cast to bool, so that NaN and infinity in a gradient do not get into the replay; a minimum rather than a
     product, because compilers fold products with zero.
     """
     with tf.name_scope("memsaver_gate"):
-        firsts = [tf.reduce_max(tf.abs(tf.reshape(t, [-1])[:1])) for t in upstream]
+        firsts = [tf.reduce_max(tf.abs(tf.reshape(t, [-1])[:1])) for t in tensors]
         return tf.minimum(tf.add_n([tf.cast(tf.cast(t, tf.bool), tf.float32) for t in firsts]), 0.0)
 
 
-def _behind(gate: tf.Tensor | None, tensor: tf.Tensor) -> tf.Tensor:
+def _behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Return ``tensor`` unchanged, but not before ``gate`` is known; it stays where no arithmetic is defined on it."""
     if gate is None or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
-        return tf.identity(tensor)
+        return tf.identity(tensor, name=name)
     zero = tf.cast(gate, tensor.dtype)
-    return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tensor - zero
+    return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tf.subtract(tensor, zero, name=name)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.keras_compat import is_trained
-from tf_memsaver.measurement import KeptState, check_mode
+from tf_memsaver.training_step import KeptState, TrainingStep, check_mode, own_optimizer
 
 XLA_TOLERANCE = 1e-3
 """Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest
@@ -156,27 +156,12 @@ Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
 def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str) -> Record:
     """Return every tensor of the training under (kind, name, step)."""
     state.restore()
-    weights = [v for v in model.trainable_variables if is_trained(v)]
-    optimizer = _fresh_optimizer(model, weights)
-
-    def step(x: Any, y: Any) -> tuple[Any, list[Any]]:
-        with tf.GradientTape() as tape:
-            loss = batch.training_loss(model, x, y, model(x, training=True))
-            scaled = optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, [v.value for v in weights])
-        optimizer.apply_gradients([(g, v) for g, v in zip(gradients, weights, strict=True) if g is not None])
-        return loss, gradients
-
-    function = (
-        step
-        if mode == "eager"
-        else tf.function(step, jit_compile=mode == "xla", input_signature=_free_batch(model, batch_size))
-    )
+    step = TrainingStep(model, mode, batch.synthetic_batch(model, batch_size), optimizer=_fresh_optimizer(model))
     record: Record = {}
     for number in range(steps):
-        loss, gradients = function(*batch.synthetic_batch(model, batch_size, seed=number))
+        loss, gradients = step.run(*batch.synthetic_batch(model, batch_size, seed=number))
         record["loss", "loss", number] = loss.numpy()
-        for variable, gradient in zip(weights, gradients, strict=True):
+        for variable, gradient in zip(step.weights, gradients, strict=True):
             record["gradient", variable.path, number] = _array(gradient)
         for variable in model.variables:
             kind = "weight" if variable.trainable else "state"
@@ -184,27 +169,9 @@ def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str)
     return record
 
 
-def _free_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
-    """Return the specs of a batch with a free batch dimension, as ``fit`` traces it.
-
-    With every shape known, TensorFlow's graph optimizer turns sums of three and more terms into accumulators that add
-    in the order of arrival, wherever it reckons with little memory (80% of 256 MiB on any CPU): last bits then differ
-    from run to run, in the plain model too. With a free dimension it leaves the sums alone.
-    """
-
-    def free(tensor: Any) -> tf.TensorSpec:
-        return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
-
-    return tf.nest.map_structure(free, batch.synthetic_batch(model, batch_size))
-
-
-def _fresh_optimizer(model: Any, weights: list[Any]) -> Any:
-    import keras
-
-    own = model.optimizer if getattr(model, "compiled", False) else None
-    optimizer = keras.optimizers.SGD(0.01) if own is None else type(own).from_config(own.get_config())
-    optimizer.build(weights)
-    return optimizer
+def _fresh_optimizer(model: Any) -> Any:
+    own = own_optimizer(model)
+    return keras.optimizers.SGD(0.01) if own is None else type(own).from_config(own.get_config())
 
 
 def _array(gradient: Any) -> np.ndarray[Any, Any] | None:

@@ -66,6 +66,16 @@ def test_activations_grow_with_the_batch_and_parameters_do_not() -> None:
     assert small.fingerprint == large.fingerprint
 
 
+def test_a_product_with_one_is_a_view_as_graph_optimisation_makes_it() -> None:
+    inputs = keras.Input((64,))
+    x = layers.Dense(64, activation="silu", name="silu")(inputs)
+    graph = capture_graph(keras.Model(inputs, layers.Dense(1)(layers.ReLU()(x))), batch_size=256)
+    made = [op for op in graph.ops if op.unit == 0 and op.phase is Phase.FORWARD and op.type == "Mul"]
+    by_one, by_sigmoid = made
+    assert graph.values[by_one.outputs[0]].alias_of is not None and by_one.seconds == 0
+    assert graph.values[by_sigmoid.outputs[0]].alias_of is None and by_sigmoid.seconds > 0
+
+
 def test_capture_changes_nothing() -> None:
     model = models.residual_net()
     model.compile("adam", "mse")

@@ -42,6 +42,19 @@ def test_activations_before_and_after(mode: str) -> None:
     assert plain.step_seconds > 0 and plain.mode == mode and plain.batch_size == BATCH
 
 
+def test_nothing_of_a_step_stays_allocated() -> None:
+    """A sum of three gradients, in a step that TensorFlow reckons to be short of memory (more than 200 MiB on CPUs)."""
+    x = inputs = keras.Input((WIDTH,))
+    for number in range(DEPTH):
+        y = layers.Dense(WIDTH, activation="tanh", name=f"d{number}")(x)
+        x = layers.Add(name=f"add{number}")([x, y, layers.Activation("tanh", name=f"tanh{number}")(x)])
+    model = keras.Model(inputs, layers.Dense(1, name="head")(x))
+    measured = tf_memsaver.measure(model, batch_size=5 * BATCH, isolate=False)
+    assert measured.activation_bytes > 300 * MIB
+    # With a known batch size an accumulator's zeros would stay: as many bytes as one activation.
+    assert measured.live_bytes < 5 * LAYER_BYTES
+
+
 def test_in_a_process_of_its_own() -> None:
     model = _deep()
     model.compile("sgd", "mse")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_memsaver.capture.cuts import joined_positions
 from tf_memsaver.capture.layer_calls import CallSequence
-from tf_memsaver.capture.operations import costs_of, spec_of, tensor_bytes
+from tf_memsaver.capture.operations import costs_of, spec_of, tensor_bytes, viewed_input
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
@@ -139,28 +139,28 @@ class _Builder:
         return self._make(operation, phase, unit, index, inputs)
 
     def _make(self, operation: Any, phase: Phase, unit: int | None, index: int, inputs: list[int]) -> Op:
-        op_type = operation.type
         spec = spec_of(operation)
         kind = MemoryKind.ACTIVATION if phase is Phase.FORWARD else MemoryKind.GRADIENT
         outputs = []
         for place, tensor in enumerate(operation.outputs):
             nbytes = tensor_bytes(tensor)
-            viewed = None
-            if op_type in rules.VIEWS or op_type in rules.MULTI_VIEWS:
-                source = operation.inputs[place if op_type in rules.MULTI_VIEWS else 0]
-                viewed = self._value_of.get(id(source))
+            source = viewed_input(operation, place)
+            viewed = None if source is None else self._value_of.get(id(source))
             own_kind = MemoryKind.WEIGHT_GRADIENT if id(tensor) in self._weight_gradients else kind
             value = self._add(tensor.name, 0 if viewed is not None else nbytes, own_kind, viewed)
             self._value_of[id(tensor)] = value
             outputs.append(value)
-        moved = rules.bytes_moved(spec)
-        flops, matrix_flops, workspace = costs_of(operation, spec, self._step.graph)
-        by_place = [self._value_of.get(id(t)) for t in operation.inputs]
-        overwrites = tuple(v for v in (by_place[p] for p in rules.overwritable_inputs(spec)) if v is not None)
+        moved = flops = matrix_flops = workspace = 0
+        overwrites: tuple[int, ...] = ()
+        if any(self.values[value].alias_of is None for value in outputs) or not outputs:
+            moved = rules.bytes_moved(spec)
+            flops, matrix_flops, workspace = costs_of(operation, spec, self._step.graph)
+            by_place = [self._value_of.get(id(t)) for t in operation.inputs]
+            overwrites = tuple(v for v in (by_place[p] for p in rules.overwritable_inputs(spec)) if v is not None)
         return Op(
             index=index,
             name=operation.name,
-            type=op_type,
+            type=operation.type,
             phase=phase,
             unit=unit,
             inputs=tuple(dict.fromkeys(inputs)),

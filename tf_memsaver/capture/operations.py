@@ -33,6 +33,32 @@ _NO_REPLAY_STATE = frozenset(
 """Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
 
 
+_NEUTRAL = {"Mul": (1, (0, 1)), "RealDiv": (1, (1,)), "AddV2": (0, (0, 1)), "Sub": (0, (1,))}
+"""Ops that do nothing when one of these inputs is this scalar: graph optimisation takes them out."""
+
+
+def viewed_input(operation: Any, place: int) -> Any | None:
+    """Return the input whose buffer output ``place`` of an operation shares, or None if it has one of its own."""
+    op_type = operation.type
+    if op_type in rules.MULTI_VIEWS:
+        return operation.inputs[place]
+    if op_type in rules.VIEWS:
+        return operation.inputs[0]
+    neutral, places = _NEUTRAL.get(op_type, (0, ()))
+    for constant in places:
+        source = operation.inputs[1 - constant]
+        if _is_scalar(operation.inputs[constant], neutral) and source.dtype == operation.outputs[0].dtype:
+            return source
+    return None
+
+
+def _is_scalar(tensor: Any, number: int) -> bool:
+    if tensor.op.type != "Const" or tensor.shape.rank != 0:
+        return False
+    value = tf.get_static_value(tensor)
+    return value is not None and bool(value == number)
+
+
 def tensor_bytes(tensor: Any) -> int:
     """Return the bytes of a tensor of the traced graph; 0 for resources and strings, whose storage is elsewhere.
 

@@ -1,0 +1,79 @@
+"""Which values get a witness: those that the plain step's backward ops read, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tf_memsaver import fan_out
+
+
+def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], list[Any], Any]:
+    """Operations that ``function`` adds to a graph for an input and a weight; the two tensors; the result."""
+    graph = tf.__internal__.FuncGraph("first_run")
+    with graph.as_default():
+        sources = [tf.compat.v1.placeholder(tf.float32, shape) for shape in ([None, 4], [4, 4])]
+        start = graph.num_operations()
+        result = function(*sources)
+        return list(graph.get_operations()[start:]), sources, result
+
+
+def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
+    """Types of the ops whose results gradients read."""
+    operations, sources, result = traced(function)
+    return {tensor.op.type for tensor in fan_out._read_by_gradients(operations, sources, [result])}
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x, w: tf.nn.gelu(x @ w), {"Erfc", "Mul"}),
+        (lambda x, w: (x @ w) * tf.tanh(tf.nn.softplus(x @ w)), {"MatMul", "Tanh"}),
+        (lambda x, w: tf.nn.relu(tf.nn.bias_add(x @ w, w[0])), {"Relu"}),
+        (lambda x, w: tf.nn.softplus(tf.nn.bias_add(x @ w, w[0])), {"BiasAdd"}),
+        (lambda x, w: tf.nn.bias_add(x @ w, w[0]) + x, set()),
+        (lambda x, w: 2.0 * (x @ w), set()),
+        (lambda x, w: tf.stop_gradient(tf.exp(x)) * x, {"StopGradient"}),
+        # A function with its own gradient is not differentiated op by op.
+        (lambda x, w: tf.nn.silu(x @ w), set()),
+    ],
+)
+def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expected: set[str]) -> None:
+    assert read(function) == expected
+
+
+def test_no_witness_where_there_are_readers_enough() -> None:
+    operations, sources, result = traced(lambda x, w: (lambda y: y * y + tf.sin(y))(x @ w))
+    with sources[0].graph.as_default():
+        assert fan_out.first_run_witness(operations, sources, [result]) is None
+
+
+def test_a_witness_has_one_element_of_each_value() -> None:
+    operations, sources, result = traced(lambda x, w: tf.nn.gelu(x @ w))
+    with sources[0].graph.as_default():
+        witness = fan_out.first_run_witness(operations, sources, [result])
+    assert witness is not None and witness.dtype == tf.float32 and witness.shape.rank == 1
+
+
+def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
+    graph = tf.__internal__.FuncGraph("replay")
+    with graph.as_default():
+        x, upstream = (tf.compat.v1.placeholder(tf.float32, [None, 4]) for _ in range(2))
+        start = graph.num_operations()
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.softplus(tf.sin(x))
+        end = graph.num_operations()
+        gradient = tape.gradient(y, x, upstream)
+        added = graph.get_operations()[start:]
+        assert "Sigmoid" in {operation.type for operation in added}
+        before = graph.num_operations()
+        assert fan_out.replay_witness(added[: end - start], added, [gradient, y]) is None
+        assert fan_out.replay_witness(added[: end - start], added, [gradient]) is not None
+        reads = graph.get_operations()[before:]
+    # Softplus is not needed; its input is, and would have the gradient as its only reader.
+    sine = next(operation for operation in added if operation.type == "Sin")
+    assert [op.inputs[0].op for op in reads if op.type == "Reshape"] == [sine]

@@ -1,0 +1,130 @@
+"""Readers that keep TensorFlow's graph optimizer from fusing segments otherwise than the plain step.
+
+The optimizer ("remapper") fuses a chain of ops, such as a matrix product, its bias and a GELU, where the values in
+between have no other reader; the fused kernel rounds otherwise. In the plain step backward ops are such readers. A
+first run has no backward pass, and a replay lacks the ops that nobody needs: in both, values would be fused that are
+not fused in the plain step. A *witness* reads one element of such a value and so stands in for the missing reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_READS_OUTPUT = frozenset(
+    """Cumprod Elu Exp Expm1 Inv LogSoftmax Max Min Pow Prod Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Softmax Sqrt
+    Tanh""".split()
+)
+"""Ops whose gradient reads what they return."""
+
+_READS_INPUT = frozenset(
+    """Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Cos Cosh Cumprod Digamma Erf Erfc Erfinv L2Loss
+    LeakyRelu Lgamma Log Log1p Max Min Ndtri Prod Sin Sinh Softplus Softsign Square Tan""".split()
+)
+"""Ops whose gradient reads what they are given."""
+
+_READS_OTHERS = frozenset(
+    """Atan2 BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2
+    DepthwiseConv2dNative Div DivNoNan Einsum FusedBatchNormV3 MatMul Maximum Minimum Mul MulNoNan Pow RealDiv Select
+    SelectV2 SquaredDifference""".split()
+)
+"""Ops whose gradient for one input reads the others."""
+
+
+def first_run_witness(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> tf.Tensor | None:
+    """Add a reader to every value that the plain step's backward ops read and that has one reader here.
+
+    Args:
+      operations: what a first run added to its graph, in order.
+      sources: the tensors that gradients are taken for.
+      results: the tensors that gradients come from.
+
+    Returns:
+      What was read, as one float32 vector, or None if nothing was. What is run must depend on it by data: where a
+      control dependency is all, the graph optimizer takes the readers out.
+    """
+    readers: dict[int, int] = {}
+    for operation in operations:
+        for tensor in operation.inputs:
+            readers[id(tensor)] = readers.get(id(tensor), 0) + 1
+    return _witness(t for t in _read_by_gradients(operations, sources, results) if readers.get(id(t)) == 1)
+
+
+def replay_witness(replayed: Sequence[Any], added: Sequence[Any], gradients: Iterable[Any]) -> tf.Tensor | None:
+    """Add a reader to every replayed value that loses one because the op that reads it is not needed.
+
+    Args:
+      replayed: what a replay added to its graph, in order.
+      added: the same with the backward ops behind it.
+      gradients: what the backward ops are there for.
+
+    Returns:
+      As ``first_run_witness``.
+    """
+    own, needed = {id(operation) for operation in added}, set()
+    stack = [tensor.op for tensor in gradients]
+    while stack:
+        operation = stack.pop()
+        if id(operation) in own and id(operation) not in needed:
+            needed.add(id(operation))
+            stack.extend(tensor.op for tensor in operation.inputs)
+    here = {id(operation) for operation in replayed}
+    unneeded = [operation for operation in replayed if id(operation) not in needed]
+    return _witness(t for op in unneeded for t in op.inputs if id(t.op) in needed and id(t.op) in here)
+
+
+def _witness(tensors: Iterable[Any]) -> tf.Tensor | None:
+    unique = {id(tensor): tensor for tensor in tensors if tensor.dtype.is_floating}
+    if not unique:
+        return None
+    with tf.name_scope("memsaver_witness"):
+        return tf.concat([tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in unique.values()], 0)
+
+
+def _read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values made by ``operations`` that their gradient functions read."""
+    made = {id(tensor) for operation in operations for tensor in operation.outputs if operation.type != "Const"}
+    reached = _reached_by_gradients(operations, results)
+    own_gradient = _inside_custom_gradients(operations)
+    differentiable = {id(tensor) for tensor in sources}
+    for operation in operations:
+        leading = [id(tensor) in differentiable for tensor in operation.inputs]
+        if not any(leading) or operation.type == "StopGradient":
+            continue
+        differentiable.update(id(tensor) for tensor in operation.outputs if tensor.dtype.is_floating)
+        if id(operation) in own_gradient or id(operation) not in reached:
+            continue
+        for place, tensor in enumerate(operation.inputs):
+            others = any(leading[:place]) or any(leading[place + 1 :])
+            if id(tensor) in made and (
+                (operation.type in _READS_OTHERS and others) or (operation.type in _READS_INPUT and leading[place])
+            ):
+                yield tensor
+        if operation.type in _READS_OUTPUT:
+            yield from operation.outputs
+
+
+def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> set[int]:
+    """Return the ids of the operations that a gradient of ``results`` arrives at."""
+    wanted, reached = {id(tensor) for tensor in results}, set()
+    for operation in reversed(operations):
+        if operation.type != "StopGradient" and any(id(tensor) in wanted for tensor in operation.outputs):
+            reached.add(id(operation))
+            wanted.update(id(tensor) for tensor in operation.inputs)
+    return reached
+
+
+def _inside_custom_gradients(operations: Sequence[Any]) -> set[int]:
+    """Return the ids of the operations in functions with a gradient of their own, which are not differentiated.
+
+    ``tf.custom_gradient`` copies the arguments, runs the function, and ends it with an IdentityN of both.
+    """
+    place = {id(operation): number for number, operation in enumerate(operations)}
+    inside: set[int] = set()
+    for end, operation in enumerate(operations):
+        if operation.type == "IdentityN" and "_gradient_op_type" in operation.node_def.attr:
+            start = min((place.get(id(tensor.op), end) for tensor in operation.inputs), default=end)
+            inside.update(id(each) for each in operations[start:end])
+    return inside
