@@ -22,6 +22,7 @@ FLOORS = {
     "plan": 3,
     "capture": 4,
     "export": 4,
+    "emission": 4,
     "fan_out": 4,
     "keras_compat": 4,
     "measurement": 4,

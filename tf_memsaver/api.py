@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_memsaver.capture.function import capture_function, concrete_function
+from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.export import export_saved_model
@@ -16,6 +18,7 @@ from tf_memsaver.measurement import Measurement, measure
 from tf_memsaver.plan.estimate import Estimate
 from tf_memsaver.plan.solve import solve
 from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.rewrite.function import make_optimized_function
 from tf_memsaver.rewrite.keras_model import make_optimized, strip
 from tf_memsaver.units import parse_bytes
 from tf_memsaver.verification import Verification, verify
@@ -30,6 +33,7 @@ __all__ = [
     "export_saved_model",
     "measure",
     "optimize",
+    "optimize_function",
     "search_plan",
     "strip",
     "verify",
@@ -100,19 +104,53 @@ def search_plan(
       HintError: a pattern matches no layer, or the hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    try:
-        budget_bytes = None if budget is None else parse_bytes(budget)
-    except ValueError as error:
-        raise InvalidRequestError(f"budget: {error}") from error
-    request = Request(
-        budget_bytes=budget_bytes,
-        max_overhead=max_overhead,
-        strategy=strategy,
-        keep=_patterns(keep),
-        recompute=_patterns(recompute),
-        candidates=_patterns(candidates),
-    )
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
     return solve(capture_graph(strip(model), batch_size=batch_size), request, versions=versions())
+
+
+def optimize_function(
+    function: Any,
+    *specs: Any,
+    batch_size: int | None = None,
+    budget: int | str | None = None,
+    max_overhead: float | None = None,
+    strategy: str = "auto",
+    keep: str | Sequence[str] = (),
+    recompute: str | Sequence[str] = (),
+    candidates: str | Sequence[str] = (),
+) -> Any:
+    """Return a ``tf.function`` that computes what ``function`` does, over its variables, and trains in less memory.
+
+    Segments are made of single operations, so that a plan may keep a matrix product and recompute the softmax behind
+    it. Nothing of Keras is needed: a plain ``tf.Module``, or a function of a loaded SavedModel, will do. Gradients are
+    taken outside, by a tape around the call, and are bit-identical in a ``tf.function``.
+
+    Args:
+      function: a ``tf.function``, a concrete function, or a Python function to trace.
+      *specs: what to trace it with (``tf.TensorSpec``, or Python values for arguments that are no tensors); none for a
+        concrete function. A first dimension may be unknown and stays free.
+      batch_size: what a free first dimension is planned for. It may be left out where all dimensions are known.
+      budget: as in ``search_plan``; what the training step takes outside the function is not known, and not counted.
+      max_overhead: as in ``search_plan``.
+      strategy: as in ``search_plan``.
+      keep: as in ``search_plan``, with names of operations.
+      recompute: as in ``search_plan``, with names of operations.
+      candidates: as in ``search_plan``, with names of operations.
+
+    Returns:
+      A ``tf.function`` with the plan in its attribute ``memsaver_plan``. It stands for the trace with the given specs:
+      called with another Python value, it raises.
+
+    Raises:
+      InvalidRequestError: a dimension is free and there is no ``batch_size``, or an argument has no meaning.
+      UnknownDimensionError: a dimension other than the first is unknown.
+      UnsupportedModelError: the function uses no trainable variable, or returns nothing that has a gradient.
+      MemsaverError: what ``search_plan`` raises for plans.
+    """
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
+    calls = FunctionCalls(concrete_function(function, specs))
+    plan = solve(capture_function(calls, batch_size=batch_size), request, versions=versions())
+    return make_optimized_function(calls, plan)
 
 
 def apply_plan(model: Any, plan: Plan) -> Any:
@@ -145,6 +183,28 @@ def versions() -> tuple[tuple[str, str], ...]:
         "tf_memsaver": __version__,
     }
     return tuple(sorted(found.items()))
+
+
+def _request(
+    budget: int | str | None,
+    max_overhead: float | None,
+    strategy: str,
+    keep: str | Sequence[str],
+    recompute: str | Sequence[str],
+    candidates: str | Sequence[str],
+) -> Request:
+    try:
+        budget_bytes = None if budget is None else parse_bytes(budget)
+    except ValueError as error:
+        raise InvalidRequestError(f"budget: {error}") from error
+    return Request(
+        budget_bytes=budget_bytes,
+        max_overhead=max_overhead,
+        strategy=strategy,
+        keep=_patterns(keep),
+        recompute=_patterns(recompute),
+        candidates=_patterns(candidates),
+    )
 
 
 def _patterns(hint: str | Sequence[str]) -> tuple[str, ...]:

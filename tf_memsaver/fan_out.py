@@ -33,6 +33,10 @@ _READS_OTHERS = frozenset(
 """Ops whose gradient for one input reads the others."""
 
 
+_FUSED_WITH_PADS = frozenset("AvgPool BatchMatMulV2 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul MaxPool".split())
+"""Readers that are fused with nothing in front of them but a padding."""
+
+
 def first_run_witness(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> tf.Tensor | None:
     """Add a reader to every value that the plain step's backward ops read and that has one reader here.
 
@@ -45,11 +49,16 @@ def first_run_witness(operations: Sequence[Any], sources: Iterable[Any], results
       What was read, as one float32 vector, or None if nothing was. What is run must depend on it by data: where a
       control dependency is all, the graph optimizer takes the readers out.
     """
-    readers: dict[int, int] = {}
+    readers: dict[int, list[Any]] = {}
     for operation in operations:
         for tensor in operation.inputs:
-            readers[id(tensor)] = readers.get(id(tensor), 0) + 1
-    return _witness(t for t in _read_by_gradients(operations, sources, results) if readers.get(id(t)) == 1)
+            readers.setdefault(id(tensor), []).append(operation)
+
+    def may_be_fused(tensor: Any) -> bool:
+        only = readers.get(id(tensor), [])
+        return len(only) == 1 and (only[0].type not in _FUSED_WITH_PADS or tensor.op.type in ("Pad", "PadV2"))
+
+    return _witness(t for t in _read_by_gradients(operations, sources, results) if may_be_fused(t))
 
 
 def replay_witness(replayed: Sequence[Any], added: Sequence[Any], gradients: Iterable[Any]) -> tf.Tensor | None:
@@ -80,7 +89,10 @@ def _witness(tensors: Iterable[Any]) -> tf.Tensor | None:
     if not unique:
         return None
     with tf.name_scope("memsaver_witness"):
-        return tf.concat([tf.cast(tf.reshape(t, [-1])[:1], tf.float32) for t in unique.values()], 0)
+        flat, first, one = tf.constant([-1]), tf.constant([0]), tf.constant([1])
+        vectors = (tf.raw_ops.Reshape(tensor=tensor, shape=flat) for tensor in unique.values())
+        read = [tf.raw_ops.Slice(input=vector, begin=first, size=one) for vector in vectors]
+        return tf.concat([each if each.dtype == tf.float32 else tf.cast(each, tf.float32) for each in read], 0)
 
 
 def _read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> Iterator[Any]:

@@ -29,6 +29,23 @@ from tf_memsaver.fan_out import first_run_witness, replay_witness
 
 Tensors = Sequence[tf.Tensor]
 
+FIRST_RUN = "unrecorded"
+"""Name scope, below the model's, of first runs."""
+
+
+def plain_name(name: str, graph: Any) -> str:
+    """Return the name scope that sorts in a replay as that of the same operations does in the plain step.
+
+    ``name`` is theirs in the first run, in ``graph`` (None if there was none).
+
+    Graph optimisation sorts the terms of a sum and the factors of a product by name, and the order is part of the
+    result. Where the backward pass is a function of its own, the plain step's forward operations belong to a call whose
+    name sorts behind that of the backward call; a prefix does as much for replays, which belong to the backward call.
+    """
+    parts = [part for part in name.split("/") if part and part != FIRST_RUN]
+    apart = graph is not None and graph is not tf.compat.v1.get_default_graph()
+    return "".join(f"{part}/" for part in (*(["replayed"] if apart else []), *parts))
+
 
 class Replayable(Protocol):
     """A function of tensors that can be run a second time with the same results and no second side effect."""
@@ -147,7 +164,7 @@ def _replay_gradients(
             if gate is not None:
                 stack.enter_context(tf.control_dependencies([gate]))
             tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
-            gated = [_behind(gate, tensor) for tensor in sources[: shape[1]]]
+            gated = [_gated(gate, *pair) for pair in zip(sources[: shape[1]], inputs, strict=True)]
             gated += [tf.identity(tensor) for tensor in sources[shape[1] :]]
             tape.watch(gated)
             start = _size_of_graph()
@@ -191,12 +208,24 @@ def _together(tensors: Tensors, witness: tf.Tensor | None) -> list[tf.Tensor]:
     with tf.control_dependencies([t.op for t in tensors]):
         copies = []
         for place, tensor in enumerate(tensors):
-            maker = tensor
-            while maker.op.type in ("Identity", "IdentityN"):
-                maker = maker.op.inputs[maker.value_index]
-            with tf.name_scope(f"{maker.op.name}/"):
+            with tf.name_scope(f"{_maker(tensor).name}/"):
                 copies.append(_behind(zero if place == smallest else None, tensor, "ready"))
         return copies
+
+
+def _maker(tensor: tf.Tensor) -> tf.Operation:
+    """Return the operation that made a tensor, before it was passed on unchanged."""
+    while tensor.op.type in ("Identity", "IdentityN"):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor.op
+
+
+def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor) -> tf.Tensor:
+    """Return ``_behind`` of ``tensor``, with the name of ``origin``, which it is a copy of."""
+    if gate is None:
+        return _behind(None, tensor)
+    with tf.name_scope(plain_name(_maker(origin).name, origin.graph)):
+        return _behind(gate, tensor, "gated")
 
 
 def _gate(tensors: Tensors) -> tf.Tensor:

@@ -13,7 +13,7 @@ from tf_memsaver.ir.graph import Graph, MemoryKind, Value
 from tf_memsaver.ir.text import dump, parse
 
 GOLDEN = """\
-graph "net" batch=2 device=CPU joined=1
+graph "net" batch=2 device=IDEAL joined=1
 unit 0 "dense_0" kind="dense" signature="dense(0)" pinned="hidden state"
 unit 1 "reshape_1" kind="reshape" signature="reshape(1)"
 value 0 "v0" input 4
@@ -74,7 +74,7 @@ def test_round_trip_of_any_name(name: str, seconds: float):
         ("outputs 4 7", "output 4 7", "line 19: .*'output'"),
         ('"reshape_1"', '"reshape_1', "line 3: cannot read"),
         ('"reshape_1"', "reshape_1", "line 3"),
-        ('graph "net" batch=2 device=CPU joined=1', "", "no line that starts with 'graph'"),
+        ('graph "net" batch=2 device=IDEAL joined=1', "", "no line that starts with 'graph'"),
     ],
 )
 def test_lines_that_are_refused(old: str, new: str, reason: str):

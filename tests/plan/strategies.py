@@ -221,6 +221,7 @@ class Net:
         for value in self.values:
             roots.append(value.index if value.alias_of is None else roots[value.alias_of])
         return Graph(
+            device="IDEAL",
             name="net",
             batch_size=2,
             values=tuple(self.values),

@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.capture.layer_calls import CallSequence, list_layer_calls
+from tf_memsaver.capture.layer_calls import list_layer_calls
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
 from tf_memsaver.rewrite.keras_model import make_optimized
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.cuts import joined_positions
-from tf_memsaver.capture.layer_calls import CallSequence
 from tf_memsaver.capture.operations import costs_of, spec_of, tensor_bytes, viewed_input
 from tf_memsaver.capture.pinning import pinned_units
-from tf_memsaver.capture.step import TracedStep
+from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.cost import rules
-from tf_memsaver.cost.device import Device
+from tf_memsaver.cost.device import Device, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.topology import find_cuts
 
@@ -22,16 +22,21 @@ TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""
 
 
-def build_graph(model: Any, sequence: CallSequence, step: TracedStep, batch_size: int, device: Device) -> Graph:
+def current_device() -> Device:
+    """Return the cost model of the device that training uses here: a GPU when TensorFlow sees one."""
+    return device_named("GPU" if tf.config.list_physical_devices("GPU") else "CPU")
+
+
+def build_graph(source: StepSource, step: TracedStep, batch_size: int, device: Device) -> Graph:
     """Return the Graph of a traced step, with a candidate cut at every position where results stay bit-identical."""
-    builder = _Builder(model, step, device)
-    units = builder.units(sequence)
+    builder = _Builder(source, step, device)
+    units = builder.units(source.sequence)
     ops = builder.ops()
     roots = builder.roots()
     joined = joined_positions(step, len(units))
     cuts = tuple(cut for cut in find_cuts(ops, builder.values, roots, units) if cut.position not in joined)
     return Graph(
-        name=model.name,
+        name=source.name,
         batch_size=batch_size,
         values=tuple(builder.values),
         ops=ops,
@@ -44,14 +49,13 @@ def build_graph(model: Any, sequence: CallSequence, step: TracedStep, batch_size
 
 
 class _Builder:
-    def __init__(self, model: Any, step: TracedStep, device: Device) -> None:
+    def __init__(self, source: StepSource, step: TracedStep, device: Device) -> None:
         self._step, self._device = step, device
         self.values: list[Value] = []
         self._value_of: dict[int, int] = {}
-        self._variable_value: dict[int, int] = {}
         self._operations = step.graph.get_operations()
         self._weight_gradients = {id(t) for t in step.weight_gradients}
-        self._add_residents(model)
+        self._add_residents(source.residents())
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -62,17 +66,12 @@ class _Builder:
         )
         return index
 
-    def _add_residents(self, model: Any) -> None:
-        optimizer = self._step.optimizer
-        for variables, kind in (
-            (model.variables, MemoryKind.PARAMETER),
-            ([] if optimizer is None else optimizer.variables, MemoryKind.OPTIMIZER),
-        ):
-            for variable in variables:
-                if id(variable.value) not in self._variable_value:
-                    nbytes = variable.value.shape.num_elements() * variable.value.dtype.size
-                    self._variable_value[id(variable.value)] = self._add(variable.path, nbytes, kind)
-        handles = {id(v.value.handle): index for v, index in self._variables_with_index(model)}
+    def _add_residents(self, residents: Sequence[tuple[str, tf.Variable, MemoryKind]]) -> None:
+        handles: dict[int, int] = {}
+        for path, variable, kind in residents:
+            if id(variable.handle) not in handles:
+                nbytes = variable.shape.num_elements() * variable.dtype.size
+                handles[id(variable.handle)] = self._add(path, nbytes, kind)
         for external, internal in self._step.graph.captures:
             if id(external) in handles:
                 self._value_of[id(internal)] = handles[id(external)]
@@ -80,11 +79,6 @@ class _Builder:
                 self._value_of[id(internal)] = self._add(internal.name, tensor_bytes(internal), MemoryKind.PARAMETER)
         for tensor in self._step.inputs:
             self._value_of[id(tensor)] = self._add(tensor.name, tensor_bytes(tensor), MemoryKind.INPUT)
-
-    def _variables_with_index(self, model: Any) -> Iterable[tuple[Any, int]]:
-        optimizer = self._step.optimizer
-        for variable in [*model.variables, *([] if optimizer is None else optimizer.variables)]:
-            yield variable, self._variable_value[id(variable.value)]
 
     def roots(self) -> list[int]:
         roots: list[int] = []
@@ -103,7 +97,7 @@ class _Builder:
             Unit(
                 index=index,
                 label=call.label,
-                kind=type(call.operation).__name__,
+                kind=call.kind,
                 signature=call.signature,
                 pinned=reasons.get(index, ""),
             )
@@ -115,13 +109,36 @@ class _Builder:
     def ops(self) -> tuple[Op, ...]:
         wanted = self._step.reachable()
         ordered: list[Op] = []
+        listed: dict[int, int] = {}
         for phases in ((Phase.FORWARD,), (Phase.BACKWARD, Phase.UPDATE)):
             for operation, (phase, unit) in zip(self._operations, self._step.owners, strict=True):
                 if phase in phases and id(operation) in wanted:
                     made = self._convert(operation, phase, unit, len(ordered))
                     if made is not None:
+                        listed[id(operation)] = len(ordered)
                         ordered.append(made)
-        return _updates_early(ordered, len(self.values))
+        return _updates_early(self._with_waits(ordered, listed), len(self.values))
+
+    def _with_waits(self, ordered: list[Op], listed: dict[int, int]) -> list[Op]:
+        """Give every op the ops that it waits for, seen through operations that are not listed."""
+        makers = {v: op.index for op in ordered for v in op.outputs if self.values[v].alias_of is None}
+        seen_through: dict[int, set[int]] = {}
+        waits: dict[int, set[int]] = {}
+        for operation in self._operations:
+            before: set[int] = set()
+            for source in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
+                if id(source) in listed:
+                    before.add(listed[id(source)])
+                else:
+                    before |= seen_through.get(id(source), set())
+            if id(operation) in listed:
+                waits[listed[id(operation)]] = before
+            else:
+                seen_through[id(operation)] = before
+        return [
+            dataclasses.replace(op, after=tuple(sorted(waits[op.index] - {makers.get(value) for value in op.inputs})))
+            for op in ordered
+        ]
 
     def _convert(self, operation: Any, phase: Phase, unit: int | None, index: int) -> Op | None:
         op_type = operation.type
@@ -167,7 +184,7 @@ class _Builder:
             outputs=tuple(outputs),
             flops=flops,
             bytes_moved=moved,
-            seconds=self._device.seconds(matrix_flops, moved),
+            seconds=self._device.seconds(matrix_flops, moved, reduces=operation.type in rules.REDUCTIONS),
             workspace_bytes=workspace,
             overwrites=overwrites,
         )
@@ -186,4 +203,8 @@ def _updates_early(ops: list[Op], value_count: int) -> tuple[Op, ...]:
             ready[value] = key
         keys.append((key, place))
     order = sorted(range(len(ops)), key=keys.__getitem__)
-    return tuple(dataclasses.replace(ops[place], index=index) for index, place in enumerate(order))
+    moved = {place: index for index, place in enumerate(order)}
+    return tuple(
+        dataclasses.replace(ops[place], index=index, after=tuple(sorted(moved[w] for w in ops[place].after)))
+        for index, place in enumerate(order)
+    )

@@ -22,10 +22,13 @@ _FUSED_WITH = {
 }
 """What TensorFlow's arithmetic optimizer and remapper (core/grappler, 2.21) may make one op with its only reader."""
 
+_FAMILIES = (frozenset({"Mul", "RealDiv"}), frozenset({"Add", "AddV2", "Sub"}))
+"""Through a chain of one of these, constant folding moves a constant to another operand (``ConstantPushDown``)."""
+
 
 def joined_positions(step: TracedStep, unit_count: int) -> set[int]:
     """Return the positions between units at which no segment may end."""
-    return _splitting_positions(step, unit_count) | _fusing_positions(step)
+    return _splitting_positions(step, unit_count) | _fusing_positions(step) | _constant_positions(step)
 
 
 def _splitting_positions(step: TracedStep, unit_count: int) -> set[int]:
@@ -50,17 +53,7 @@ def _fusing_positions(step: TracedStep) -> set[int]:
     It reorders chains of additions (a residual sum behind a BatchNorm), and fuses a convolution or product with
     what is added to it and the activation behind, wherever nothing else reads what lies between.
     """
-    wanted = step.reachable()
-    unit_of: dict[int, int] = {}
-    readers: dict[int, list[Any]] = {}
-    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
-        if id(operation) not in wanted:
-            continue
-        if phase is Phase.FORWARD and unit is not None:
-            unit_of[id(operation)] = unit
-        if operation.type not in rules.METADATA_READERS:
-            for tensor in operation.inputs:
-                readers.setdefault(id(tensor), []).append(operation)
+    unit_of, readers = _readers(step, (Phase.FORWARD,))
     fusing: set[int] = set()
     for operation in step.graph.get_operations():
         consumers = _FUSED_WITH.get(operation.type)
@@ -68,6 +61,42 @@ def _fusing_positions(step: TracedStep) -> set[int]:
         if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
             fusing.update(range(unit_of[id(operation)] + 1, unit_of[id(only[0])] + 1))
     return fusing
+
+
+def _constant_positions(step: TracedStep) -> set[int]:
+    """Return the positions between two products (or sums), forward or backward, where the second has a constant."""
+    unit_of, readers = _readers(step, (Phase.FORWARD, Phase.BACKWARD))
+    chained: set[int] = set()
+    for operation in step.graph.get_operations():
+        family = next((f for f in _FAMILIES if operation.type in f), None)
+        if family is None or id(operation) not in unit_of:
+            continue
+        if not any(tensor.op.type == "Const" for tensor in operation.inputs):
+            continue
+        for tensor in operation.inputs:
+            if tensor.op.type in family and id(tensor.op) in unit_of and len(readers.get(id(tensor), ())) == 1:
+                units = sorted((unit_of[id(tensor.op)], unit_of[id(operation)]))
+                chained.update(range(units[0] + 1, units[1] + 1))
+    return chained
+
+
+def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int], dict[int, list[Any]]]:
+    """Return the unit of each operation of some phases that is needed, and for each tensor the operations that read it.
+
+    Keys are ids.
+    """
+    wanted = step.reachable()
+    unit_of: dict[int, int] = {}
+    readers: dict[int, list[Any]] = {}
+    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
+        if id(operation) not in wanted:
+            continue
+        if phase in phases and unit is not None:
+            unit_of[id(operation)] = unit
+        if operation.type not in rules.METADATA_READERS:
+            for tensor in operation.inputs:
+                readers.setdefault(id(tensor), []).append(operation)
+    return unit_of, readers
 
 
 def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], int]:

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 
 from tf_memsaver import keras_compat
+from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.ir.graph import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,16 @@ class LayerCall:
     training: bool | None
     signature: str
 
+    @property
+    def kind(self) -> str:
+        """The class of the layer."""
+        return type(self.operation).__name__
+
+    @property
+    def pinned(self) -> str:
+        """Nothing that a layer call shows on its own: what its operations are decides."""
+        return ""
+
     def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
         """Call the operation on the tensors in ``slots``; return its flat outputs."""
 
@@ -62,26 +72,6 @@ class LayerCall:
         kwargs = keras.tree.map_structure(fill, self.kwargs)
         bound = keras_compat.bind_training(self.operation, training if self.training is None else self.training)
         return keras.tree.flatten(bound(*args, **kwargs))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallSequence:
-    """The layer calls of a model in functional order; ``inputs`` and ``outputs`` are flat slots of the model."""
-
-    calls: tuple[LayerCall, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    slot_count: int
-
-    @property
-    def signatures(self) -> tuple[str, ...]:
-        """The calls' name-free signatures: what a plan's fingerprint is made of."""
-        return tuple(call.signature for call in self.calls)
-
-    @property
-    def fingerprint(self) -> str:
-        """The digest by which a plan recognises this model."""
-        return fingerprint(self.signatures)
 
 
 def check_supported(model: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_memsaver.capture.layer_calls import CallSequence
+from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.operations import FUNCTION_CALLS, hidden_state
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
@@ -16,6 +16,8 @@ def pinned_units(sequence: CallSequence, step: TracedStep) -> dict[int, str]:
     model_outputs = set(sequence.outputs)
     composite: set[int] = set()
     for unit, call in enumerate(sequence.calls):
+        if call.pinned:
+            reasons[unit] = call.pinned
         if model_outputs.intersection(call.outputs):
             reasons[unit] = "makes an output of the model, whose logits the loss reads"
         made = [

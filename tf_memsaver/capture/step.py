@@ -1,23 +1,81 @@
-"""Trace one real training step of a Keras model, unit by unit, into a FuncGraph.
+"""Trace one real training step, unit by unit, into a FuncGraph.
 
-Every layer call is recorded on a tape of its own, and the backward pass runs over the calls in reverse: so each
+Every call is recorded on a tape of its own, and the backward pass runs over the calls in reverse: so each
 backward operation is known to belong to its call, and the operations each call adds are found by counting, never by
 parsing names. Tracing allocates no activations, so a model far too large to run can be captured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import keras
 import tensorflow as tf
 
-from tf_memsaver.capture import batch
-from tf_memsaver.capture.layer_calls import CallSequence
+from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.ir.graph import Phase
-from tf_memsaver.keras_compat import is_trained, losses_of, standardize_inputs
+from tf_memsaver.ir.graph import MemoryKind, Phase
+
+Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
+"""Makes the placeholders of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """Something that is trained: ``variable`` is what a tape watches, ``owner`` what an optimizer takes."""
+
+    path: str
+    variable: tf.Variable
+    owner: Any
+
+
+class StepSource(Protocol):
+    """What a training step is traced of; ``keras_model`` and ``function`` have one each."""
+
+    @property
+    def name(self) -> str:
+        """What errors and plans call it."""
+        ...
+
+    @property
+    def sequence(self) -> CallSequence:
+        """The calls, one unit each."""
+        ...
+
+    @property
+    def optimizer(self) -> Any | None:
+        """A built Keras optimizer, if the step has an update."""
+        ...
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """What is trained."""
+        ...
+
+    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
+        """Return all variables that are live during the step, with their names and kinds."""
+        ...
+
+    def enter(self, placeholders: Placeholders) -> list[Any]:
+        """Make the batch of inputs; return the tensors for ``sequence.inputs``."""
+        ...
+
+    def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
+        """Return the scalar loss for the tensors of ``sequence.outputs``."""
+        ...
+
+    def losses_of(self, operation: Any) -> list[Any]:
+        """Return the losses that a call's operation has added."""
+        ...
+
+    def seen_through(self, output: Any) -> list[Any]:
+        """Return the tensors that the loss may take instead of an output."""
+        ...
+
+    def close(self) -> None:
+        """Forget what tracing left behind."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -56,88 +114,73 @@ class TracedStep:
         return wanted
 
 
-def trace_step(model: Any, functional: Any, sequence: CallSequence, batch_size: int) -> TracedStep:
-    """Trace forward, loss, backward and, for a compiled model, the optimizer's update.
+def trace_step(source: StepSource) -> TracedStep:
+    """Trace forward, loss, backward and, where there is an optimizer, its update.
 
     Raises:
-      UnsupportedModelError: nothing in the model can be trained.
+      UnsupportedModelError: nothing can be trained.
     """
-    trained = [v for v in model.trainable_variables if is_trained(v)]
-    if not trained:
+    if not source.weights:
         raise UnsupportedModelError(
-            f"model '{model.name}' has no trainable weights, so a training step keeps nothing. "
+            f"'{source.name}' has no trainable weights, so a training step keeps nothing. "
             f"Set trainable=True on the layers to be trained before optimizing."
         )
-    optimizer = _ready_optimizer(model, trained)
     graph = tf.__internal__.FuncGraph("memsaver_step")
-    step = TracedStep(graph=graph, optimizer=optimizer)
+    step = TracedStep(graph=graph, optimizer=source.optimizer)
     try:
         with graph.as_default():
-            _Tracer(model, functional, sequence, step, trained).run(batch_size)
+            _Tracer(source, step).run()
     finally:
-        model._clear_losses()
+        source.close()
     return step
 
 
-def _ready_optimizer(model: Any, trained: list[Any]) -> Any | None:
-    """Return a built optimizer to trace the update with: the model's own, or a built copy of it."""
-    optimizer = model.optimizer if getattr(model, "compiled", False) else None
-    if optimizer is None or optimizer.built:
-        return optimizer
-    copy = type(optimizer).from_config(optimizer.get_config())
-    copy.build(trained)
-    return copy
-
-
-def _seen_through(output: Any) -> list[Any]:
-    """Return the logits that a Keras loss takes instead of ``output``: it looks through softmax and sigmoid."""
-    logits = getattr(output, "_keras_logits", None)
-    if logits is not None:
-        return [logits]
-    return [output.op.inputs[0]] if isinstance(output, tf.Tensor) and output.op.type in ("Softmax", "Sigmoid") else []
-
-
 class _Tracer:
-    def __init__(
-        self, model: Any, functional: Any, sequence: CallSequence, step: TracedStep, trained: list[Any]
-    ) -> None:
-        self._model, self._functional, self._sequence, self._step = model, functional, sequence, step
-        self._trained = {id(v.value): v for v in trained}
+    def __init__(self, source: StepSource, step: TracedStep) -> None:
+        self._source, self._sequence, self._step = source, source.sequence, step
+        self._trained = {id(weight.variable): weight for weight in source.weights}
         self._gradients: dict[int, list[Any]] = {}
         self._weight_gradients: dict[int, list[Any]] = {}
-        self._slots: list[Any] = [None] * sequence.slot_count
-        self._needs_gradient = [False] * sequence.slot_count
+        self._slots: list[Any] = [None] * self._sequence.slot_count
+        self._needs_gradient = [False] * self._sequence.slot_count
 
-    def run(self, batch_size: int) -> None:
-        tapes = self._forward(batch_size)
-        targets = self._placeholders([spec for spec, _ in batch.target_specs(self._model, batch_size)])
-        loss_tape, sources, scaled = self._loss(targets)
+    def run(self) -> None:
+        entry = self._enter()
+        tapes = self._forward()
+        loss_tape, sources, scaled = self._loss()
         self._mark(Phase.FORWARD, None)
         self._backward_of(loss_tape, [scaled], [tf.ones_like(scaled)], sources, None)
         for unit in reversed(range(len(tapes))):
             tape, outputs, inputs = tapes[unit]
             self._backward_of(tape, outputs, [self._take(t) for t in outputs], inputs, unit)
+        made = [self._slots[slot] for slot in sorted(self._sequence.weights)]
+        self._backward_of(entry, made, [self._take(t) for t in made], [], None)
         gradients = self._sum_weight_gradients()
         self._mark(Phase.BACKWARD, None)
         self._update(gradients)
         self._mark(Phase.UPDATE, None)
 
-    def _placeholders(self, specs: list[tf.TensorSpec]) -> list[Any]:
+    def _placeholders(self, specs: Sequence[tf.TensorSpec]) -> list[Any]:
         tensors = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
         self._step.inputs.extend(tensors)
         return tensors
+
+    def _enter(self) -> Any:
+        """Fill the slots that are there before the first call; return the tape that saw weights being read."""
+        with tf.GradientTape() as tape:
+            tensors = self._source.enter(self._placeholders)
+        for slot, tensor in zip(self._sequence.inputs, tensors, strict=True):
+            self._slots[slot] = tensor
+            self._needs_gradient[slot] = slot in self._sequence.weights
+        self._mark(Phase.FORWARD, None)
+        return tape
 
     def _mark(self, phase: Phase, unit: int | None) -> None:
         """Give all operations added since the last call to an owner."""
         total = len(self._step.graph.get_operations())
         self._step.owners.extend([(phase, unit)] * (total - len(self._step.owners)))
 
-    def _forward(self, batch_size: int) -> list[tuple[Any, list[Any], list[Any]]]:
-        flat = self._placeholders(batch.input_specs(self._model, batch_size))
-        self._x = batch.pack_inputs(self._model, flat)
-        for slot, tensor in zip(self._sequence.inputs, standardize_inputs(self._functional, self._x), strict=True):
-            self._slots[slot] = tensor
-        self._mark(Phase.FORWARD, None)
+    def _forward(self) -> list[tuple[Any, list[Any], list[Any]]]:
         self._loss_tensors: list[Any] = []
         tapes = []
         for unit, call in enumerate(self._sequence.calls):
@@ -145,30 +188,28 @@ class _Tracer:
             with tf.GradientTape() as tape:
                 tape.watch(differentiable)
                 made = call.run(self._slots, training=True)
-            added = [t for t in losses_of(call.operation) if all(t is not seen for seen in self._loss_tensors)]
+            added = [
+                t for t in self._source.losses_of(call.operation) if all(t is not seen for seen in self._loss_tensors)
+            ]
             self._loss_tensors.extend(added)
             trains = any(id(v) in self._trained for v in tape.watched_variables())
             floats = [t for t in made if isinstance(t, tf.Tensor) and t.dtype.is_floating]
             for slot, tensor in zip(call.outputs, made, strict=True):
                 self._slots[slot] = tensor
                 self._needs_gradient[slot] = (bool(differentiable) or trains) and any(tensor is t for t in floats)
-            ends = [*floats, *(t for end in floats for t in _seen_through(end)), *added]
+            ends = [*floats, *(t for end in floats for t in self._source.seen_through(end)), *added]
             tapes.append((tape, ends if differentiable or trains else [], differentiable))
             self._step.boundary.append([*made, *added])
             self._mark(Phase.FORWARD, unit)
         return tapes
 
-    def _loss(self, targets: list[Any]) -> tuple[Any, list[Any], Any]:
+    def _loss(self) -> tuple[Any, list[Any], Any]:
         flat = [self._slots[slot] for slot in self._sequence.outputs]
-        outputs = keras.tree.pack_sequence_as(self._functional._outputs_struct, flat)
-        outputs = outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
         sources = [t for t in [*flat, *self._loss_tensors] if isinstance(t, tf.Tensor) and t.dtype.is_floating]
-        sources += [logits for output in flat for logits in _seen_through(output)]
+        sources += [seen for output in flat for seen in self._source.seen_through(output)]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            self._step.loss = batch.training_loss(
-                self._model, self._x, batch.pack_targets(self._model, targets), outputs
-            )
+            self._step.loss = self._source.loss(self._placeholders, flat)
             scaled = self._step.loss
             if self._step.optimizer is not None:
                 scaled = self._step.optimizer.scale_loss(scaled)
@@ -192,9 +233,10 @@ class _Tracer:
             for source, gradient in zip(sources, gradients, strict=True):
                 if gradient is None:
                     continue
+                if isinstance(gradient, tf.IndexedSlices) and unit is not None:
+                    trained = self._trained.get(id(source))
+                    self._step.sparse_units[unit] = source.name if trained is None else trained.path
                 if id(source) in self._trained:
-                    if isinstance(gradient, tf.IndexedSlices) and unit is not None:
-                        self._step.sparse_units[unit] = self._trained[id(source)].path
                     self._weight_gradients.setdefault(id(source), []).append(gradient)
                 else:
                     self._gradients.setdefault(id(source), []).append(gradient)
@@ -203,12 +245,12 @@ class _Tracer:
 
     def _sum_weight_gradients(self) -> list[tuple[Any, Any]]:
         pairs = []
-        for key, variable in self._trained.items():
+        for key, weight in self._trained.items():
             arrived = self._weight_gradients.get(key)
             if arrived:
                 dense = len(arrived) > 1
                 total = tf.add_n([tf.convert_to_tensor(g) for g in arrived]) if dense else arrived[0]
-                pairs.append((total, variable))
+                pairs.append((total, weight.owner))
         for gradient, _ in pairs:
             self._step.weight_gradients.append(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
         return pairs

@@ -124,17 +124,34 @@ class AllocatorLedger:
         else:
             self._address[buffer] = None
             self._small += size
+        self._note_peak()
 
     def take_over(self, buffer: int, heir_of: int) -> None:
         """A buffer takes the place of one that dies."""
         self._address[buffer] = self._address.pop(heir_of)
 
-    def use_workspace(self, nbytes: int) -> None:
-        """All outputs of a step stand; while it runs it needs this many bytes more."""
-        scratch = self._allocator.allocate(nbytes) if nbytes >= self._pooled_from else None
-        self.peak_bytes = max(self.peak_bytes, self._now() + self._offset + (nbytes if scratch is None else 0))
+    def take_scratch(self, nbytes: int) -> int | None:
+        """A running step takes scratch memory; return what to give back."""
+        if not nbytes:
+            return None
+        if nbytes < self._pooled_from:
+            self.peak_bytes = max(self.peak_bytes, self._now() + self._offset + nbytes)
+            return None
+        scratch = self._allocator.allocate(nbytes)
+        self._note_peak()
+        return scratch
+
+    def give_scratch(self, scratch: int | None) -> None:
+        """The step is done with its scratch memory."""
         if scratch is not None:
             self._allocator.free(scratch)
+
+    def use_workspace(self, nbytes: int) -> None:
+        """A step takes scratch memory and gives it back before the next one starts."""
+        self.give_scratch(self.take_scratch(nbytes))
+
+    def _note_peak(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self._now() + self._offset)
 
     def free(self, buffer: int) -> None:
         """A buffer dies."""

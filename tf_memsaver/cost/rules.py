@@ -47,6 +47,9 @@ VIEWS = frozenset(
 MULTI_VIEWS = frozenset({"IdentityN"})
 """Ops whose every output shares the buffer of the input at the same place."""
 
+REDUCTIONS = frozenset({"ArgMax", "ArgMin", "BiasAddGrad", "Max", "Mean", "Min", "Prod", "Sum"})
+"""Ops that read much and write little, at a lower rate."""
+
 METADATA_READERS = frozenset({"BroadcastGradientArgs", "OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 """Ops that read only the shape of their inputs; graph optimisation folds them where shapes are known."""
 
@@ -77,6 +80,8 @@ def overwritable_inputs(spec: OpSpec) -> tuple[int, ...]:
 def flops(spec: OpSpec) -> int:
     """Return the floating-point operations of one run of the op."""
     rule = _FLOPS.get(spec.type)
+    if rule is not None and not all((*spec.input_shapes[:1], *spec.output_shapes[:1])):
+        return 0
     if rule is not None:
         return rule(spec)
     return sum(math.prod(shape) for shape in spec.output_shapes)

@@ -54,7 +54,8 @@ class Op:
 
     ``unit`` is the 0-based unit for forward ops of a unit and for the backward ops that belong to its gradient;
     ``None`` for what lies outside all units (input conversion, loss, optimizer). ``overwrites`` lists the inputs whose
-    buffer an output may take over when nobody else reads it.
+    buffer an output may take over when nobody else reads it; ``after`` the ops that it waits for beside those that make
+    its inputs (control dependencies, and ops too small to be listed).
     """
 
     index: int
@@ -69,6 +70,7 @@ class Op:
     seconds: float = 0.0
     workspace_bytes: int = 0
     overwrites: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

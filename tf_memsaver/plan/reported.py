@@ -57,7 +57,7 @@ class _Judge:
             return
         self._seen.add(segments)
         simulator = self._problem.simulator
-        peak = simulator.reported_peak(segments)
+        peak = simulator.packed_peak(segments)
         if peak > self._rank[0]:
             return
         rank = peak, simulator.measure(segments).replay_seconds

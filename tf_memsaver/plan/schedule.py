@@ -35,6 +35,8 @@ class Schedule:
         self.nbytes = list(nbytes)
         self.origin = list(range(len(nbytes)))
         self.runs: list[tuple[int, int, int]] = []
+        self.replays: list[tuple[int, int]] = []
+        """First and last place (exclusive) of each replay with its backward ops; inner ones come before outer ones."""
 
     def copy_of(self, value: int, nbytes: int) -> int:
         """Return a new buffer for a copy of ``value``."""
@@ -121,6 +123,7 @@ class BackwardWriter:
 
     def recompute(self, segment: Segment, backward: Sequence[Op], outer: dict[int, int]) -> None:
         """Gate the segment's inputs, replay what ``backward`` needs, and run ``backward`` over the replayed values."""
+        start = len(self._schedule.steps)
         needed, outside = self._needed(segment, backward)
         view = dict(outer)
         for value in outside:
@@ -144,6 +147,7 @@ class BackwardWriter:
                 stop += 1
             self.recompute(child, backward[position:stop], view)
             position = stop
+        self._schedule.replays.append((start, len(self._schedule.steps)))
 
     def _emit(self, op: Op, view: dict[int, int]) -> None:
         simulator = self._simulator

@@ -14,12 +14,14 @@ depend on the plan is prepared once.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf_memsaver.cost.allocator import AllocatorLedger
 from tf_memsaver.cost.device import device_named
 from tf_memsaver.ir.graph import Graph, Op, Phase
+from tf_memsaver.plan import executor
 from tf_memsaver.plan.schedule import BackwardWriter, Schedule, Step, walk
 from tf_memsaver.plan.types import Segment, SegmentMode
 
@@ -67,6 +69,13 @@ class Measured:
     replay_seconds: float
 
 
+PLAYS = 5
+"""How often a step is played for its reported peak."""
+
+_SPREAD = 0.5
+"""Standard deviation of the logarithm of an op's time, as kernels and threads vary it."""
+
+
 class Simulator:
     """Simulates plans of one graph; what does not depend on the plan is prepared once."""
 
@@ -88,6 +97,7 @@ class Simulator:
                     self.unit_of[value] = op.unit
         self.outlive = [self.roots[value] for value in graph.outputs if not self.resident[value]]
         """The buffers that are live when the step ends."""
+        self._played: dict[tuple[Segment, ...], _Played] = {}
         self.static = [self._static_step(op) for op in graph.ops]
         """For each op, its step in the plain schedule."""
 
@@ -134,19 +144,35 @@ class Simulator:
             replay_seconds=self._replay_seconds(schedule),
         )
 
-    def reported_peak(self, segments: Sequence[Segment]) -> int:
-        """Return the peak that ``get_memory_info`` would report.
+    def packed_peak(self, segments: Sequence[Segment]) -> int:
+        """Return the peak with buffers as the allocator hands them out, in the schedule's own order, to rank plans by.
 
-        Buffers count as the device's allocator hands them out. The executor has several threads: where the next op
-        needs nothing of this one, both run at once, and its outputs count already.
+        Where an op needs nothing of the one before, both count as running at once. The plan of least peak is the one
+        that this model flatters most; so what is predicted of it comes from another, ``reported_peak``.
         """
-        schedule = self._schedule(segments)
         device = device_named(self.graph.device)
+        if not device.threads:
+            return self.measure(segments).peak_bytes
+        schedule = self._schedule(segments)
         resident = [v.nbytes for v in self.graph.values if v.kind.resident and v.alias_of is None]
         ledger = AllocatorLedger(device, schedule.nbytes, resident)
         steps = _with_overlap(schedule, device.pooled_from)
         walk(steps, schedule.nbytes, self.outlive, self.graph.resident_bytes, ledger)
         return ledger.peak_bytes
+
+    def reported_peak(self, segments: Sequence[Segment], plays: int = PLAYS) -> int:
+        """Return the peak that ``get_memory_info`` would report.
+
+        Buffers count as the device's allocator hands them out, and ops run when TensorFlow's executor would start them.
+        How long each takes is known roughly only: the first of ``plays`` takes the times as they are, the others vary
+        them, always in the same way; the mean of their peaks is returned.
+        """
+        if not device_named(self.graph.device).threads:
+            return self.measure(segments).peak_bytes
+        key = tuple(segments)
+        if key not in self._played:
+            self._played[key] = _Played(self.graph, self._schedule(segments), len(self._forward), self.outlive)
+        return self._played[key].mean_peak(plays)
 
     def _replay_seconds(self, schedule: Schedule) -> float:
         ops = self.graph.ops
@@ -212,6 +238,40 @@ def _with_overlap(schedule: Schedule, least_bytes: int) -> list[Step]:
         if sum(schedule.nbytes[buffer] for buffer in step.news) >= least_bytes:
             following = step
     return steps
+
+
+class _Played:
+    """One plan's step as the executor runs it, and the peaks of the plays so far."""
+
+    def __init__(self, graph: Graph, schedule: Schedule, forward_count: int, outlive: Sequence[int]) -> None:
+        self._schedule, self._outlive, self._device = schedule, frozenset(outlive), device_named(graph.device)
+        self._dependencies = executor.Dependencies(schedule, graph, forward_count)
+        self._resident = [v.nbytes for v in graph.values if v.kind.resident and v.alias_of is None]
+        self._seconds = [
+            graph.ops[step.op].seconds
+            if step.op >= 0
+            else self._device.seconds(0, 2 * sum(schedule.nbytes[buffer] for buffer in step.news))
+            for step in schedule.steps
+        ]
+        launch = self._device.seconds_per_op
+        self._expensive = [seconds - launch > self._device.cheap_seconds for seconds in self._seconds]
+        self._peaks: list[int] = []
+
+    def mean_peak(self, plays: int) -> int:
+        while len(self._peaks) < plays:
+            generator, spread = random.Random(len(self._peaks)), _SPREAD if self._peaks else 0.0
+            ledger = AllocatorLedger(self._device, self._schedule.nbytes, self._resident)
+            executor.run(
+                self._schedule,
+                self._dependencies,
+                [seconds * generator.lognormvariate(0.0, spread) for seconds in self._seconds],
+                self._expensive,
+                self._outlive,
+                ledger,
+                self._device.threads,
+            )
+            self._peaks.append(ledger.peak_bytes)
+        return sum(self._peaks[:plays]) // plays
 
 
 def _live_at(schedule: Schedule, last: Sequence[int], place: int) -> tuple[int, ...]:

@@ -14,14 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.layer_calls import CallSequence, LayerCall
+from tf_memsaver.capture.calls import Call, CallSequence
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.keras_compat import RecordingScope
 from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.runtime import Tensors, recompute
-
-_UNRECORDED = "unrecorded"
-"""Name scope, below the model's, of first runs."""
+from tf_memsaver.runtime import FIRST_RUN, Tensors, plain_name, recompute
 
 
 class SegmentedForward:
@@ -63,11 +60,13 @@ class _Block:
     """A segment with what it reads and makes. ``variables`` grows when a run meets one that its layers do not list."""
 
     segment: Segment
-    calls: tuple[tuple[LayerCall, tuple[int, ...]], ...]
+    calls: tuple[tuple[Call, tuple[int, ...]], ...]
     children: tuple[_Block, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     spent: tuple[int, ...]
+    weights: frozenset[int]
+    resident: frozenset[int]
     variables: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -94,11 +93,13 @@ class _Block:
             inputs=tuple(read),
             outputs=kept,
             spent=tuple(slot for slot in read if last_readers[slot] < segment.stop),
+            weights=sequence.weights,
+            resident=sequence.resident - sequence.weights,
         )
         block._list_variables(calls)
         return block
 
-    def _list_variables(self, calls: Sequence[LayerCall]) -> None:
+    def _list_variables(self, calls: Sequence[Call]) -> None:
         variables = {id(v): v for call in calls for v in getattr(call.operation, "variables", ())}
         self.variables = list(variables.values())
 
@@ -135,7 +136,7 @@ class _Block:
         state = [(v, keras_compat.read_variable(v)) for v in self.variables if not keras_compat.is_trained(v)]
         run = _Run(self, slots, training, weights, state)
         try:
-            outputs = recompute(run, run.differentiable, [keras_compat.read_variable(v) for v in weights])
+            outputs = recompute(run, run.differentiable, run.uncopied)
         except _UnlistedVariablesError as found:
             self.variables.extend(found.variables)
             return False
@@ -165,11 +166,17 @@ class _Run:
         self._block, self._training, self._weights, self._state = block, training, tuple(weights), tuple(state)
         self._environment = keras_compat.current_environment(training)
         self._slot_count = len(slots)
-        self._name_scope = tf.get_current_name_scope().removesuffix(_UNRECORDED).rstrip("/")
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._name_scope = tf.get_current_name_scope().removesuffix(FIRST_RUN).rstrip("/")
         _refuse_composites(block, slots)
-        self._float_slots = tuple(slot for slot in block.inputs if _is_differentiable(slots[slot]))
-        self._other_slots = tuple(slot for slot in block.inputs if slot not in self._float_slots)
+        entering = [slot for slot in block.inputs if slot not in block.resident]
+        floats = [slot for slot in entering if _is_differentiable(slots[slot])]
+        self._weight_slots = tuple(slot for slot in floats if slot in block.weights)
+        self._float_slots = tuple(slot for slot in floats if slot not in block.weights)
+        self._other_slots = tuple(slot for slot in entering if slot not in floats)
+        self._resident = {slot: slots[slot] for slot in block.inputs if slot in block.resident}
         self.differentiable = [slots[slot] for slot in self._float_slots]
+        self.uncopied = [keras_compat.read_variable(v) for v in weights] + [slots[s] for s in self._weight_slots]
         masks = [(slot, keras_compat.get_keras_mask(slots[slot])) for slot in block.inputs if slots[slot] is not None]
         self._masked_slots = tuple(slot for slot, mask in masks if mask is not None)
         self._held = [slots[slot] for slot in self._other_slots] + [mask for _, mask in masks if mask is not None]
@@ -183,9 +190,9 @@ class _Run:
     # runtime.Replayable -------------------------------------------------------------------------------------------
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
-        given = [*zip(self._weights, weights, strict=True), *self._state]
-        with tf.name_scope(f"{self._name_scope}/{_UNRECORDED}/".lstrip("/")):
-            slots, scope = self._run(inputs, self._held, given)
+        given = [*zip(self._weights, weights, strict=False), *self._state]
+        with tf.name_scope(f"{self._name_scope}/{FIRST_RUN}/".lstrip("/")):
+            slots, scope = self._run(inputs, weights, self._held, given)
         if scope.unlisted:
             raise _UnlistedVariablesError(scope.unlisted)
         listed = {id(v) for v in self._weights}
@@ -208,18 +215,22 @@ class _Run:
     def replay(self, inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tensor]:
         fixed = len(held) - len(self._held_variables)
         given = [
-            *zip(self._weights, weights, strict=True),
+            *zip(self._weights, weights, strict=False),
             *zip(self._held_variables, held[fixed:], strict=True),
         ]
-        # Graph optimisation sorts the terms of a sum by name, and the order of a floating-point sum is part of its
-        # result: so what is differentiated, the replay, takes the names of the plain step, and the first run other
-        # ones.
-        with tf.name_scope(f"{self._name_scope}/" if self._name_scope else None):
-            slots, scope = self._run(inputs, held[:fixed], given)
+        # What is differentiated, the replay, takes the names of the plain step, and the first run other ones.
+        with tf.name_scope(plain_name(self._name_scope, self._graph)):
+            slots, scope = self._run(inputs, weights, held[:fixed], given)
         return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in scope.losses_added()]
 
-    def _run(self, inputs: Tensors, held: Tensors, given: list[tuple[Any, Any]]) -> tuple[list[Any], RecordingScope]:
+    def _run(
+        self, inputs: Tensors, weights: Tensors, held: Tensors, given: list[tuple[Any, Any]]
+    ) -> tuple[list[Any], RecordingScope]:
         slots: list[Any] = [None] * self._slot_count
+        for slot, tensor in self._resident.items():
+            slots[slot] = tensor
+        for slot, tensor in zip(self._weight_slots, weights[len(self._weights) :], strict=True):
+            slots[slot] = tensor
         for slot, tensor in zip(self._float_slots, inputs, strict=True):
             slots[slot] = tensor
         for slot, tensor in zip(self._other_slots, held, strict=False):

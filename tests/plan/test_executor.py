@@ -1,0 +1,73 @@
+"""The executor: what runs at once, what waits, and what that does to the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tf_memsaver.cost.device import CPU
+from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.text import parse
+from tf_memsaver.plan import simulate
+from tf_memsaver.plan.simulate import Simulator
+from tf_memsaver.plan.types import Segment, SegmentMode
+
+MIB = 2**20
+
+
+def stored(graph: Graph) -> tuple[Segment, ...]:
+    return (Segment(start=0, stop=len(graph.units), mode=SegmentMode.STORE),)
+
+
+def peak(graph: Graph, threads: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """MiB of the first play, on a device without a growing pool, where every buffer counts as it is."""
+    device = dataclasses.replace(CPU, threads=threads, pool_grows=False)
+    monkeypatch.setattr(simulate, "device_named", lambda _: device)
+    return Simulator(graph).reported_peak(stored(graph), plays=1) / MIB
+
+
+def branches(after: str = "") -> Graph:
+    """Two chains of a large and a small tensor from one input, and their sum."""
+    return parse(
+        f"""
+        graph "branches" batch=1 device=CPU
+        unit 0 "a" kind="K" signature="s"
+        value 0 "x" activation {MIB}
+        value 1 "big_left" activation {8 * MIB}
+        value 2 "left" activation {MIB}
+        value 3 "big_right" activation {8 * MIB}
+        value 4 "right" activation {MIB}
+        value 5 "loss" activation 4
+        op 0 "x" X forward unit=0 writes=0 seconds=0.001
+        op 1 "big_left" B forward unit=0 reads=0 writes=1 seconds=0.01
+        op 2 "left" S forward unit=0 reads=1 writes=2 seconds=0.001
+        op 3 "big_right" B forward unit=0 reads=0 writes=3 {after} seconds=0.01
+        op 4 "right" S forward unit=0 reads=3 writes=4 seconds=0.001
+        op 5 "loss" L forward reads=2,4 writes=5 seconds=0.001
+        outputs 5
+        """
+    )
+
+
+def test_one_thread_runs_one_branch_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One large tensor at a time, with the small one made of it, and what the other branch waits for or has left.
+    assert peak(branches(), 1, monkeypatch) == pytest.approx(10, abs=0.1)
+
+
+def test_two_threads_run_both_branches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peak(branches(), 2, monkeypatch) == pytest.approx(18, abs=0.1)
+
+
+def test_an_op_waits_for_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peak(branches("after=2"), 2, monkeypatch) == pytest.approx(10, abs=0.1)
+
+
+def test_more_plays_vary_the_times_and_repeat_exactly() -> None:
+    simulator = Simulator(branches())
+    first, many = (
+        simulator.reported_peak(stored(simulator.graph), 1),
+        simulator.reported_peak(stored(simulator.graph), 7),
+    )
+    assert many == Simulator(branches()).reported_peak(stored(simulator.graph), 7)
+    assert first > 0 and many > 0

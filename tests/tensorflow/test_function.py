@@ -1,0 +1,321 @@
+"""Functions in segments of single operations: all gradients and all state, with a segment between any two cuts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tf_memsaver.capture.function import capture_function, concrete_function
+from tf_memsaver.capture.function_calls import FunctionCalls
+from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.rewrite.function import make_optimized_function
+
+MIB = 2**20
+Case = tuple[Any, list[tf.Variable], list[tf.Tensor]]
+"""A function, its variables, and the arguments to call it with."""
+
+
+def spec_of(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+
+
+def cut_everywhere(calls: FunctionCalls, batch_size: int) -> tuple[Any, int]:
+    """The function with a segment between any two candidate cuts, and how many of them are recomputed."""
+    graph = capture_function(calls, batch_size=batch_size)
+    problem = Problem.build(graph, Request())
+    edges = [0, *(cut.position for cut in problem.cuts), len(graph.units)]
+    segments = tuple(
+        Segment(
+            start=start,
+            stop=stop,
+            mode=SegmentMode.STORE if any(problem.pinned[start:stop]) else SegmentMode.RECOMPUTE,
+        )
+        for start, stop in itertools.pairwise(edges)
+    )
+    plan = Plan(
+        segments=segments,
+        batch_size=batch_size,
+        strategy="auto",
+        planner="by hand",
+        peak_bytes=1,
+        plain_peak_bytes=1,
+        step_overhead=0.0,
+        plan_seconds=0.0,
+        request=Request(),
+        labels=tuple(unit.label for unit in graph.units),
+        signatures=graph.signatures,
+        versions=(),
+    )
+    recomputed = sum(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
+    return make_optimized_function(calls, plan), recomputed
+
+
+def train(function: Any, variables: list[tf.Variable], arguments: list[tf.Tensor], steps: int = 2) -> list[Any]:
+    """Losses, gradients and variables of some steps in a tf.function with a free batch; variables are put back."""
+    weights = [v for v in variables if v.trainable]
+
+    @tf.function(input_signature=[spec_of(t) for t in arguments], autograph=False)
+    def step(*batch: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            results = [t for t in tf.nest.flatten(function(*batch)) if t is not None and t.dtype.is_floating]
+            loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in results])
+        return loss, results, tape.gradient(loss, weights)
+
+    before = [v.numpy() for v in variables]
+    record: list[Any] = []
+    for _ in range(steps):
+        loss, results, gradients = step(*arguments)
+        record += [loss.numpy(), *(t.numpy() for t in results)]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            record.append(
+                None if gradient is None else (type(gradient).__name__, tf.convert_to_tensor(gradient).numpy())
+            )
+            if gradient is not None:
+                weight.assign_sub(0.1 * tf.cast(tf.convert_to_tensor(gradient), weight.dtype))
+        record += [v.numpy() for v in variables]
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)
+    return record
+
+
+def differing(left: list[Any], right: list[Any]) -> list[int]:
+    assert len(left) == len(right)
+    return [k for k, (a, b) in enumerate(zip(left, right, strict=True)) if not _equal(a, b)]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, tuple) or left is None:
+        return type(left) is type(right) and (left is None or (left[0] == right[0] and _equal(left[1], right[1])))
+    return bool(left.tobytes() == right.tobytes())
+
+
+# Cases ----------------------------------------------------------------------------------------------------------------
+
+
+def _keras(model: Any, x: Any) -> Case:
+    return tf.function(lambda x: model(x, training=True)), [v.value for v in model.variables], [tf.constant(x)]
+
+
+def _normal(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def dense(activation: str = "gelu") -> Case:
+    x = inputs = keras.Input((16,))
+    for _ in range(4):
+        x = layers.Dense(16, activation=activation)(x)
+    return _keras(keras.Model(inputs, layers.Dense(2)(x)), _normal(64, 16))
+
+
+def convolutions() -> Case:
+    inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(8, 3, padding="same")(inputs)
+    for _ in range(3):
+        y = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.Add()([x, layers.Dropout(0.2)(layers.Conv2D(8, 3, padding="same")(y))])
+    return _keras(keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D()(x))), _normal(16, 8, 8, 3))
+
+
+def attention() -> Case:
+    x = inputs = keras.Input((12, 16))
+    for _ in range(2):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.Dropout(0.1)(layers.MultiHeadAttention(2, 8)(y, y))])
+        y = layers.Dense(32, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(16)(y)])
+    return _keras(keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x))), _normal(16, 12, 16))
+
+
+def recurrent() -> Case:
+    inputs = keras.Input((6, 8))
+    x = layers.Dense(8, activation="tanh")(inputs)
+    x = layers.LSTM(8, return_sequences=True)(x)
+    return _keras(keras.Model(inputs, layers.Dense(2)(layers.Dense(8, activation="tanh")(x))), _normal(32, 6, 8))
+
+
+def embedding() -> Case:
+    inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(50, 16)(inputs)
+    x = layers.Dense(2)(layers.Dense(16, activation="tanh")(layers.Dense(16, activation="tanh")(x)))
+    ids = np.random.default_rng(0).integers(0, 50, (32, 6)).astype(np.int32)
+    return _keras(keras.Model(inputs, x), ids)
+
+
+def half() -> Case:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return dense("tanh")
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def brain_half() -> Case:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        return dense("relu")
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+class Module(tf.Module):
+    """Control flow, a nested function, a custom gradient, hidden random state, and a counter assigned twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = np.random.default_rng(1)
+        self.matrices = [
+            tf.Variable(generator.standard_normal((16, 16)).astype(np.float32) / 4, name=f"w{i}") for i in range(4)
+        ]
+        self.scale = tf.Variable(1.5, name="scale")
+        self.count = tf.Variable(0, trainable=False, dtype=tf.int64, name="count")
+
+    @tf.function
+    def inner(self, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(x @ w) * self.scale
+
+    @tf.function
+    def __call__(self, x: tf.Tensor) -> Any:
+        self.count.assign_add(1)
+        x = tf.sin(self.inner(x, self.matrices[0]))
+        x = tf.cond(tf.reduce_sum(x) > 0.0, lambda: x @ self.matrices[1], lambda: x @ self.matrices[2])
+        for _ in tf.range(3):
+            x = tf.tanh(x @ self.matrices[3])
+        x = clipped(tf.exp(-tf.square(x)))
+        self.count.assign(self.count * 3)
+        return {"x": tf.sin(x), "count": self.count.read_value(), "pair": (x[:, :2], tf.shape(x)), "none": None}
+
+
+@tf.custom_gradient
+def clipped(x: tf.Tensor) -> Any:
+    return tf.sqrt(x), lambda upstream: tf.clip_by_value(upstream, -0.001, 0.001)
+
+
+def module() -> Case:
+    made = Module()
+    return tf.function(lambda x: made(x)), [*made.matrices, made.scale, made.count], [tf.constant(_normal(64, 16))]
+
+
+CASES: list[Callable[[], Case]] = [
+    dense,
+    convolutions,
+    attention,
+    recurrent,
+    embedding,
+    half,
+    brain_half,
+    module,
+]
+
+
+@pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
+def test_segments_between_all_cuts_train_alike(build: Callable[[], Case]) -> None:
+    function, variables, arguments = build()
+    calls = FunctionCalls(concrete_function(function, [spec_of(t) for t in arguments]))
+    optimized, recomputed = cut_everywhere(calls, int(arguments[0].shape[0]))
+    assert recomputed >= 2
+    plain = train(function, variables, arguments)
+    assert not differing(plain, train(function, variables, arguments))
+    assert not differing(plain, train(optimized, variables, arguments))
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "silu", "softplus", "mish", "elu", "selu", "leaky_relu"])
+def test_activations_cut_anywhere(activation: str) -> None:
+    test_segments_between_all_cuts_train_alike(lambda: dense(activation))
+
+
+def test_embedding_gradients_stay_sparse() -> None:
+    function, variables, arguments = embedding()
+    optimized = tf_memsaver.optimize_function(function, spec_of(arguments[0]), batch_size=32, strategy="min_peak")
+    kinds = {entry[0] for entry in train(optimized, variables, arguments, steps=1) if isinstance(entry, tuple)}
+    assert kinds == {"IndexedSlices", "EagerTensor"}
+
+
+def test_an_eager_tape() -> None:
+    function, variables, arguments = dense("tanh")
+    optimized = tf_memsaver.optimize_function(function, spec_of(arguments[0]), batch_size=64, strategy="min_peak")
+    found = []
+    for each in (function, optimized):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(each(*arguments)))
+        found.append([g.numpy() for g in tape.gradient(loss, variables)])
+    assert not differing(*found)
+
+
+def test_memory_is_saved_and_about_what_the_plan_says() -> None:
+    width, depth, batch = 64, 16, 8192
+    x = inputs = keras.Input((width,))
+    for _ in range(depth):
+        x = layers.Dense(width, activation="gelu")(x)
+    function, variables, arguments = _keras(keras.Model(inputs, layers.Dense(1)(x)), _normal(batch, width))
+    optimized = tf_memsaver.optimize_function(function, spec_of(arguments[0]), batch_size=batch, strategy="min_peak")
+    plan = optimized.memsaver_plan
+    peaks = []
+    for each in (function, optimized):
+
+        @tf.function(input_signature=[spec_of(arguments[0])], autograph=False)
+        def step(x: tf.Tensor, each: Any = each) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(each(x)))
+            return tape.gradient(loss, variables)
+
+        step(*arguments)
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        step(*arguments)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
+    assert peaks[1] < 0.4 * peaks[0]
+    assert plan.peak_bytes / plan.plain_peak_bytes == pytest.approx(peaks[1] / peaks[0], rel=0.3)
+
+
+def test_structured_arguments_and_python_values() -> None:
+    weight = tf.Variable(tf.eye(4))
+
+    @tf.function
+    def function(batch: dict[str, tf.Tensor], flag: tf.Tensor, *, training: bool, name: str = "a") -> Any:
+        x = tf.tanh(batch["x"] @ weight) + tf.cast(batch["ids"], tf.float32)
+        return [tf.where(flag, x, -x) * (2.0 if training else 1.0), {name: batch["text"]}]
+
+    batch = {"x": tf.ones((3, 4)), "ids": tf.ones((3, 4), tf.int32), "text": tf.constant(["p", "q", "r"])}
+    concrete = function.get_concrete_function(
+        tf.nest.map_structure(tf.TensorSpec.from_tensor, batch), tf.TensorSpec((), tf.bool), training=True
+    )
+    optimized = tf_memsaver.optimize_function(concrete)
+    plain, ours = (f(batch, tf.constant(False), training=True) for f in (function, optimized))
+    tf.nest.assert_same_structure(plain, ours)
+    assert plain[0].numpy().tobytes() == ours[0].numpy().tobytes() and list(ours[1]["a"].numpy()) == [b"p", b"q", b"r"]
+    with pytest.raises(InvalidRequestError, match="training=True"):
+        optimized(batch, tf.constant(False), training=False)
+
+
+def _no_weights(x: tf.Tensor) -> tf.Tensor:
+    return tf.tanh(x)
+
+
+_WEIGHT = tf.Variable(tf.eye(4))
+
+
+@pytest.mark.parametrize(
+    ("function", "specs", "error", "says"),
+    [
+        (_no_weights, [tf.TensorSpec((2, 4))], UnsupportedModelError, "no trainable"),
+        (lambda x: tf.shape(x @ _WEIGHT), [tf.TensorSpec((2, 4))], UnsupportedModelError, "no floating"),
+        (lambda x: x @ _WEIGHT, [tf.TensorSpec((None, 4))], InvalidRequestError, "batch_size"),
+        (lambda x: x @ _WEIGHT, [tf.TensorSpec((2, None, 4))], UnknownDimensionError, "unknown dimension"),
+        (lambda x: x @ _WEIGHT, [], InvalidRequestError, "specs"),
+        (lambda x: x @ _WEIGHT, [tf.TensorSpec((2, 3))], InvalidRequestError, "cannot be traced"),
+        ("function", [], InvalidRequestError, "expected a function"),
+    ],
+)
+def test_functions_that_are_refused(function: Any, specs: list[Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        tf_memsaver.optimize_function(function, *specs)

@@ -1,0 +1,113 @@
+"""Capture: a traced TensorFlow function and a batch size in, the Graph of one training step out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.capture.batch import check_batch_size
+from tf_memsaver.capture.convert import build_graph, current_device
+from tf_memsaver.capture.function_calls import FunctionCalls
+from tf_memsaver.capture.step import Placeholders, Weight, trace_step
+from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
+from tf_memsaver.ir.graph import Graph, MemoryKind
+
+
+def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
+    """Return ``function`` traced with ``specs``; a concrete function as it is.
+
+    Raises:
+      InvalidRequestError: there is nothing to trace it with, or tracing fails.
+    """
+    if hasattr(function, "structured_input_signature"):
+        if specs:
+            raise InvalidRequestError("a concrete function is traced already: give no specs with it")
+        return function
+    if not callable(function):
+        raise InvalidRequestError(f"expected a function, got {type(function).__name__}")
+    traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    if not specs and getattr(traceable, "input_signature", None) is None:
+        raise InvalidRequestError(
+            "give the specs to trace the function with, such as tf.TensorSpec((None, 224, 224, 3)), behind it"
+        )
+    try:
+        return traceable.get_concrete_function(*specs)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"the function cannot be traced with these specs: {error}") from error
+
+
+def capture_function(calls: FunctionCalls, *, batch_size: int | None) -> Graph:
+    """Trace one training step of a function at ``batch_size`` and return it as a Graph; nothing is run.
+
+    The mean square of the floating results stands in for the loss, and the step ends with the gradients.
+
+    Raises:
+      UnsupportedModelError: there is nothing to train.
+      UnknownDimensionError: a dimension other than the first one of an argument is unknown.
+      InvalidRequestError: the batch size is none, or missing where a first dimension is unknown.
+    """
+    firsts = [spec.shape[0] for spec in calls.argument_specs if spec.shape.rank]
+    if batch_size is None:
+        if None in firsts:
+            raise InvalidRequestError("the first dimension of an argument is free: give batch_size=, which bytes need")
+        batch_size = max(firsts, default=1)
+    batch_size = check_batch_size(batch_size)
+    source = FunctionStep(calls, batch_size)
+    return build_graph(source, trace_step(source), batch_size, current_device())
+
+
+class FunctionStep:
+    """The training step of a function (see ``step.StepSource``)."""
+
+    optimizer = None
+
+    def __init__(self, calls: FunctionCalls, batch_size: int) -> None:
+        """Prepare the step; an unknown first dimension of an argument becomes ``batch_size``."""
+        self._calls = calls
+        self.name: str = calls.name
+        self.sequence = calls.sequence
+        self._specs = [_known(number, spec, batch_size) for number, spec in enumerate(calls.argument_specs)]
+        self.weights = [
+            Weight(path=v.name, variable=v, owner=v) for v in calls.variables if v.trainable and v.dtype.is_floating
+        ]
+
+    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
+        """Return the variables that the function uses."""
+        return [(v.name, v, MemoryKind.PARAMETER) for v in self._calls.variables]
+
+    def enter(self, placeholders: Placeholders) -> list[Any]:
+        """Make the arguments, and run what is hoisted."""
+        return self._calls.enter(placeholders(self._specs))
+
+    def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
+        """Return the mean square of all floating results."""
+        del placeholders
+        floats = [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
+        if not floats:
+            raise UnsupportedModelError(
+                f"function '{self.name}' returns no floating tensor, so that nothing can be trained through it. "
+                f"Name a function that returns the model's outputs or a loss."
+            )
+        return tf.add_n([tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in floats])
+
+    def losses_of(self, operation: Any) -> list[Any]:
+        """Return nothing: a function returns its losses."""
+        del operation
+        return []
+
+    def seen_through(self, output: Any) -> list[Any]:
+        """Return nothing: the loss takes the results."""
+        del output
+        return []
+
+    def close(self) -> None:
+        """Do nothing: tracing leaves nothing behind."""
+
+
+def _known(number: int, spec: tf.TensorSpec, batch_size: int) -> tf.TensorSpec:
+    shape = spec.shape.as_list() if spec.shape.rank is not None else [None, None]
+    if any(size is None for size in shape[1:]):
+        raise UnknownDimensionError(spec.name or f"argument {number}", tuple(shape))
+    return tf.TensorSpec([batch_size if size is None else size for size in shape], spec.dtype)

@@ -1,0 +1,462 @@
+"""A traced TensorFlow function as one flat list of calls, each a few of its operations.
+
+Calls of other functions are inlined. What needs no argument (reads of variables, and what is made of them) is hoisted
+in front of all calls, assignments are moved behind them where nothing reads the variable in between, and the rest is
+grouped so that each call makes one large tensor: segments of a plan are made of such groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import tape
+from tensorflow.python.framework import ops
+
+from tf_memsaver.capture.calls import CallSequence
+from tf_memsaver.capture.operations import FUNCTION_CALLS
+from tf_memsaver.cost import rules
+from tf_memsaver.emission import CUSTOM_GRADIENT, emit
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+
+LARGE_ELEMENTS = 4096
+"""A tensor of a known shape with as many elements ends a group; so does one whose shape depends on the arguments."""
+
+LARGEST_REPEATED_CONSTANT = 16384
+"""Bytes. Smaller constants are made anew where they are read, so that shapes stay known inside segments."""
+
+_ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CustomGradient:
+    """The gradient of an operation that has its own, as calls.
+
+    Its function may look at any tensor of the graph that it was defined in: ``captured`` are their slots, which are
+    those of the forward pass. ``upstream`` are slots of its arguments, ``results`` of its results (None where it has
+    none).
+    """
+
+    calls: tuple[OpCall, ...]
+    captured: tuple[int, ...]
+    upstream: tuple[int, ...]
+    results: tuple[int | None, ...]
+
+    def bound(self, slots: Any) -> Callable[..., list[Any]]:
+        """Return the gradient function for the tensors that are in ``slots`` now."""
+        seen = {slot: slots[slot] for slot in self.captured}
+
+        def gradient(*upstream: Any) -> list[Any]:
+            local = {**seen, **dict(zip(self.upstream, upstream, strict=True))}
+            for call in self.calls:
+                call.run(local)
+            return [None if slot is None else local[slot] for slot in self.results]
+
+        return gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpCall:
+    """One operation of the function.
+
+    ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs.
+    """
+
+    operation: Any
+    label: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    constants: tuple[Any | None, ...]
+    variables: tuple[tf.Variable, ...]
+    gradient: CustomGradient | None = None
+
+    def run(self, slots: Any) -> None:
+        """Emit the operation on the tensors in ``slots`` and put what it makes there."""
+        for variable in self.variables:
+            if variable.trainable:
+                tape.variable_accessed(variable)
+        if self.operation.type == "ReadVariableOp" and self.variables:
+            slots[self.outputs[0]] = self.variables[0].value()
+            return
+        tensors = [
+            slots[slot] if constant is None else _constant(constant, f"{self.label}/{constant.name.rsplit('/', 1)[-1]}")
+            for slot, constant in zip(self.inputs, self.constants, strict=True)
+        ]
+        gradient = None if self.gradient is None else self.gradient.bound(slots)
+        for slot, tensor in zip(self.outputs, emit(self.operation, tensors, self.label, gradient), strict=True):
+            slots[slot] = tensor
+
+    @property
+    def reads(self) -> list[int]:
+        """The slots that a run needs: the inputs but for constants, and what a custom gradient looks at."""
+        read = [slot for slot, constant in zip(self.inputs, self.constants, strict=True) if constant is None]
+        return [*read, *(() if self.gradient is None else self.gradient.captured)]
+
+    @property
+    def pinned(self) -> str:
+        """Why the operation runs once only: it has side effects, or reads what others change."""
+        if self.operation.op_def.is_stateful:
+            return f"runs {self.operation.type}, which must run once"
+        if any(t.dtype == tf.variant for t in (*self.operation.inputs, *self.operation.outputs)):
+            return "makes or reads a list of tensors, whose gradient does not pass the boundary of a segment"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupCall:
+    """Consecutive operations as one call (see ``calls.Call``)."""
+
+    members: tuple[OpCall, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    signature: str
+
+    @property
+    def operation(self) -> Any:
+        """The last operation."""
+        return self.members[-1].operation
+
+    @property
+    def label(self) -> str:
+        """The name of the last operation."""
+        return self.members[-1].label
+
+    @property
+    def kind(self) -> str:
+        """The type of the last operation."""
+        return str(self.operation.type)
+
+    @property
+    def pinned(self) -> str:
+        """The reason of the first member that has one."""
+        return next(filter(None, (member.pinned for member in self.members)), "")
+
+    def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
+        """Emit all operations; ``training`` is settled in the traced function."""
+        del training
+        local = {slot: slots[slot] for slot in self.inputs}
+        for member in self.members:
+            member.run(local)
+        return [local[slot] for slot in self.outputs]
+
+
+def _constant(operation: Any, name: str) -> tf.Tensor:
+    # Behind the gate of a replay it would be no constant to the graph optimizer, which folds constants into others.
+    with tf.control_dependencies(None):
+        return emit(operation, [], name)[0]
+
+
+class FunctionCalls:
+    """The calls of a concrete function, and what is around them: arguments, variables, hoisted operations.
+
+    ``sequence.inputs`` are the slots of the arguments, then of the captured tensors, then of what is hoisted.
+    """
+
+    def __init__(self, concrete: Any) -> None:
+        """List the calls of a ``tf.types.experimental.ConcreteFunction``."""
+        self.concrete = concrete
+        self.name: str = (concrete.function_type and getattr(concrete, "name", "function")) or "function"
+        self._signature = concrete.structured_input_signature
+        self.variables: tuple[tf.Variable, ...] = tuple(concrete.graph.variables)
+        self._captures = list(concrete.captured_inputs)
+        count = len(concrete.graph.inputs)
+        self.argument_count = count - len(self._captures)
+        handles = {id(v.handle): v for v in self.variables if hasattr(v, "handle")}
+        self._variable_of = {
+            slot: handles[id(tensor)]
+            for slot, tensor in zip(range(self.argument_count, count), self._captures, strict=True)
+            if id(tensor) in handles
+        }
+        flat = _Inliner(concrete.graph, self._variable_of)
+        calls = _needed(flat.calls, flat.outputs)
+        self._prologue, rest = self._hoisted(calls, flat.outputs, count)
+        made = [slot for call in self._prologue for slot in call.outputs]
+        read = {slot for call in rest for slot in call.inputs} | set(flat.outputs)
+        self._made = [slot for slot in made if slot in read]
+        self.sequence = CallSequence(
+            calls=_grouped(_assignments_last(rest), flat.outputs),
+            inputs=(*range(count), *self._made),
+            outputs=tuple(flat.outputs),
+            slot_count=flat.slot_count,
+            resident=frozenset(range(self.argument_count, count)) | frozenset(self._made),
+            weights=self._trained(self._made),
+        )
+
+    @property
+    def argument_specs(self) -> list[tf.TensorSpec]:
+        """Specs of the flat tensor arguments."""
+        return [tf.TensorSpec(t.shape, t.dtype, t.op.name) for t in self.concrete.graph.inputs[: self.argument_count]]
+
+    def flat_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the tensors of a call, as ``enter`` takes them; Python values may be left out.
+
+        Raises:
+          TypeError: the arguments do not fit the function's signature.
+          InvalidRequestError: a Python value, such as ``training``, is not the one that the function was traced with.
+        """
+        kind = self.concrete.function_type
+        traced = kind.bind(*self._signature[0], **self._signature[1]).arguments
+        bound = kind.bind_partial(*args, **kwargs)
+        for name, expected in traced.items():
+            if name not in bound.arguments and len(_python_values(expected)) == len(tf.nest.flatten(expected)):
+                bound.arguments[name] = expected
+            given = bound.arguments.get(name)
+            if _python_values(given) != _python_values(expected):
+                raise InvalidRequestError(
+                    f"'{self.name}' was traced with {name}={expected!r}, and is called with {name}={given!r}. "
+                    f"Optimize the function for that value too."
+                )
+        bound = kind.bind(*bound.args, **bound.kwargs)
+        return list(kind.unpack_inputs(bound))
+
+    def enter(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return the tensors for ``sequence.inputs``: run what is hoisted."""
+        slots = dict(enumerate([*arguments, *self._captures]))
+        for call in self._prologue:
+            call.run(slots)
+        return [slots[slot] for slot in self.sequence.inputs]
+
+    def leave(self, flat: Sequence[Any]) -> Any:
+        """Return the function's result for the tensors of ``sequence.outputs``."""
+        return tf.nest.pack_sequence_as(
+            self.concrete.structured_outputs, _with_nones(self.concrete, flat), expand_composites=True
+        )
+
+    def _trained(self, made: Iterable[int]) -> frozenset[int]:
+        """Return those of the hoisted slots that a gradient with respect to a trained variable passes."""
+        trained: set[int] = set()
+        for call in self._prologue:
+            if any(v.trainable for v in call.variables) or not trained.isdisjoint(call.inputs):
+                floats = (t.dtype.is_floating for t in call.operation.outputs)
+                trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
+        return frozenset(trained.intersection(made))
+
+    def _hoisted(
+        self, calls: Sequence[OpCall], outputs: Sequence[int], count: int
+    ) -> tuple[list[OpCall], list[OpCall]]:
+        """Part the calls into those that need no argument and can run first, and the others."""
+        early = set(range(self.argument_count, count))
+        written: set[int] = set()
+        hoisted, rest = [], []
+        for call in calls:
+            resources = [slot for slot in call.inputs if slot in self._variable_of]
+            is_read = call.operation.type == "ReadVariableOp" and not written.intersection(resources)
+            if (is_read or not call.operation.op_def.is_stateful) and early.issuperset(call.reads):
+                early.update(call.outputs)
+                hoisted.append(call)
+                continue
+            if call.operation.type != "ReadVariableOp":
+                written.update(resources)
+            rest.append(call)
+        return hoisted, rest
+
+
+def _python_values(argument: Any) -> list[Any]:
+    """Return the leaves of an argument that are no tensors and stand for none."""
+    tensors = (tf.Tensor, tf.Variable, tf.TypeSpec, np.ndarray, np.generic)
+    return [leaf for leaf in tf.nest.flatten(argument) if not isinstance(leaf, tensors)]
+
+
+def _with_nones(concrete: Any, flat: Sequence[Any]) -> list[Any]:
+    """Return flat outputs with ``None`` where the structure has it, which the graph's outputs leave out."""
+    left = iter(flat)
+    leaves = tf.nest.flatten(concrete.structured_outputs, expand_composites=True)
+    return [None if leaf is None else next(left) for leaf in leaves]
+
+
+class _Inliner:
+    """Numbers the tensors of a function and of those that it calls, and lists their operations in order."""
+
+    def __init__(self, graph: Any, variable_of: Mapping[int, tf.Variable]) -> None:
+        self.calls: list[OpCall] = []
+        self._variable_of = variable_of
+        self.slot_count = 0
+        self._constant_of: dict[int, Any] = {}
+        slots = {id(tensor): self._new() for tensor in graph.inputs}
+        self._walk(graph, "", slots)
+        self.outputs = [slots[id(tensor)] for tensor in graph.outputs]
+        for slot in self.outputs:
+            if slot in self._constant_of:
+                self._add(self._constant_of.pop(slot), "", [], [slot])
+
+    def _new(self) -> int:
+        self.slot_count += 1
+        return self.slot_count - 1
+
+    def _walk(self, graph: Any, prefix: str, slots: dict[int, int]) -> None:
+        for operation in graph.get_operations():
+            outputs = operation.outputs
+            if operation.type == "NoOp" or (outputs and id(outputs[0]) in slots):
+                continue
+            inputs = [slots[id(tensor)] for tensor in operation.inputs]
+            body = _inlined_body(operation, graph)
+            if body is not None:
+                inner = {id(tensor): slot for tensor, slot in zip(body.inputs, inputs, strict=True)}
+                self._walk(body, f"{prefix}{operation.name}/", inner)
+                slots.update({id(t): inner[id(made)] for t, made in zip(outputs, body.outputs, strict=True)})
+                continue
+            made = [self._new() for _ in outputs]
+            slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
+            if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
+                self._constant_of[made[0]] = operation
+            else:
+                self._add(operation, prefix, inputs, made, self._custom_gradient(operation, prefix, slots))
+
+    def _add(
+        self,
+        operation: Any,
+        prefix: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        gradient: CustomGradient | None = None,
+    ) -> None:
+        self.calls.append(
+            OpCall(
+                operation=operation,
+                label=prefix + operation.name,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                constants=tuple(self._constant_of.get(slot) for slot in inputs),
+                variables=tuple(self._variable_of[slot] for slot in inputs if slot in self._variable_of),
+                gradient=gradient,
+            )
+        )
+
+    def _custom_gradient(self, operation: Any, prefix: str, slots: Mapping[int, int]) -> CustomGradient | None:
+        """Return the gradient that an operation brings along, listed as calls like the function itself."""
+        if operation.type != "IdentityN" or CUSTOM_GRADIENT not in operation.node_def.attr:
+            return None
+        with operation.graph.as_default():
+            graph = tf.__internal__.FuncGraph("gradient")
+            with graph.as_default():
+                upstream = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
+                found = ops.get_gradient_function(operation)(operation, *upstream)
+                results = [None if t is None else tf.convert_to_tensor(t) for t in found]
+        missing = [external.name for external, _ in graph.captures if id(external) not in slots]
+        if missing:
+            raise UnsupportedModelError(
+                f"the custom gradient of '{operation.name}' reads {missing[0]}, which lies outside the function. "
+                f"Pass it to the function with the custom gradient as an argument."
+            )
+        inner = {id(internal): slots[id(external)] for external, internal in graph.captures}
+        captured = tuple(slot for slot in dict.fromkeys(inner.values()) if slot not in self._constant_of)
+        inner.update({id(tensor): self._new() for tensor in upstream})
+        outer_calls, self.calls = self.calls, []
+        self._walk(graph, prefix, inner)
+        calls, self.calls = self.calls, outer_calls
+        return CustomGradient(
+            calls=tuple(calls),
+            captured=captured,
+            upstream=tuple(inner[id(tensor)] for tensor in upstream),
+            results=tuple(None if tensor is None else inner[id(tensor)] for tensor in results),
+        )
+
+
+def _inlined_body(operation: Any, graph: Any) -> Any | None:
+    """Return the graph of the function that an operation calls, if nothing is lost by inlining it."""
+    attributes = operation.node_def.attr
+    if operation.type not in FUNCTION_CALLS or CUSTOM_GRADIENT in attributes or "_XlaMustCompile" in attributes:
+        return None
+    while graph is not None:
+        function = graph._get_function(operation.get_attr("f").name)
+        if function is not None:
+            return getattr(function, "graph", None)
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def _constant_bytes(operation: Any) -> int:
+    tensor = operation.outputs[0]
+    return (tensor.shape.num_elements() or 0) * max(1, tensor.dtype.size or 1)
+
+
+def _needed(calls: Sequence[OpCall], outputs: Iterable[int]) -> list[OpCall]:
+    """Return the calls that an output or a side effect depends on."""
+    wanted, needed = set(outputs), []
+    for call in reversed(calls):
+        effect = call.operation.op_def.is_stateful and call.operation.type != "ReadVariableOp"
+        if effect or not wanted.isdisjoint(call.outputs):
+            wanted.update(call.reads)
+            needed.append(call)
+    needed.reverse()
+    return needed
+
+
+def _assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
+    """Move each assignment behind all other calls, if none of them uses its variable after it."""
+    kept: list[OpCall] = []
+    last: list[OpCall] = []
+    used: set[int] = set()
+    for call in reversed(calls):
+        if call.operation.type in _ASSIGNMENTS and call.inputs[0] not in used:
+            last.append(call)
+        else:
+            kept.append(call)
+            used.update(call.inputs)
+    return [*reversed(kept), *reversed(last)]
+
+
+def _grouped(calls: Sequence[OpCall], outputs: Iterable[int]) -> tuple[GroupCall, ...]:
+    """Group consecutive calls: up to the next that makes a large tensor; a pinned one stands alone."""
+    groups: list[list[OpCall]] = []
+    open_group = False
+    for call in calls:
+        if call.pinned or not open_group:
+            groups.append([])
+        groups[-1].append(call)
+        open_group = not call.pinned and not _makes_large(call)
+    last_read: dict[int, int] = dict.fromkeys(outputs, len(groups))
+    for number, group in reversed(list(enumerate(groups))):
+        for call in group:
+            for slot in call.reads:
+                last_read.setdefault(slot, number)
+    made_by = _Signatures()
+    found = []
+    for number, group in enumerate(groups):
+        made = [slot for call in group for slot in call.outputs]
+        read = dict.fromkeys(slot for call in group for slot in call.reads if slot not in set(made))
+        found.append(
+            GroupCall(
+                members=tuple(group),
+                inputs=tuple(read),
+                outputs=tuple(slot for slot in made if last_read.get(slot, -1) > number),
+                signature=made_by.of(group),
+            )
+        )
+    return tuple(found)
+
+
+def _makes_large(call: OpCall) -> bool:
+    if call.operation.type in rules.VIEWS or call.operation.type in rules.MULTI_VIEWS:
+        return False
+    sizes = [tensor.shape.num_elements() for tensor in call.operation.outputs if tensor.dtype.is_floating]
+    return any(size is None or size >= LARGE_ELEMENTS for size in sizes)
+
+
+class _Signatures:
+    """Describes operations without names: type, attributes, and where the inputs come from."""
+
+    def __init__(self) -> None:
+        self._producer: dict[int, str] = {}
+        self._count = 0
+
+    def of(self, group: Sequence[OpCall]) -> str:
+        """Return the signature of the next group."""
+        texts = []
+        for call in group:
+            attributes = sorted(
+                (key, str(value))
+                for key, value in call.operation.node_def.attr.items()
+                if not key.startswith("_") and not value.HasField("func") and key not in ("value", "shared_name")
+            )
+            digest = hashlib.sha256(repr(attributes).encode()).hexdigest()[:8]
+            reads = " ".join(self._producer.get(slot, f"in{slot}") for slot in call.reads)
+            texts.append(f"{call.operation.type}[{digest}]({reads})")
+            for place, slot in enumerate(call.outputs):
+                self._producer[slot] = f"{self._count}.{place}"
+            self._count += 1
+        return "; ".join(texts)
