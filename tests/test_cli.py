@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tf_memsaver import cli
 from tf_memsaver.command.flags import COMMANDS
@@ -264,3 +265,48 @@ def test_module_runs_and_keeps_start_up_messages_off_stderr(tmp_path: Path) -> N
 def test_importing_the_command_line_does_not_import_tensorflow() -> None:
     code = "import sys, tf_memsaver.cli; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# SavedModels
+
+
+def _saved_model(path: Path) -> None:
+    weights = [tf.Variable(tf.eye(16) * 0.9) for _ in range(6)]
+
+    def call(x: Any) -> Any:
+        for weight in weights:
+            x = tf.tanh(x @ weight)
+        return x
+
+    root = tf.Module()
+    root.weights, root.call = weights, tf.function(call, input_signature=[tf.TensorSpec((None, 16))])
+    tf.saved_model.save(root, str(path))
+
+
+def test_optimize_a_saved_model(run: Any, tmp_path: Path) -> None:
+    _saved_model(tmp_path / "source")
+    arguments = ("optimize", "source", "--batch_size=4096", "--strategy=min_peak", "--output=out")
+    code, out, err = run(*arguments, "--format=json")
+    assert code == 0, err
+    (plan,) = json.loads(out)["plans"].values()
+    assert plan["peak_bytes"] < plan["plain_peak_bytes"]
+    x = tf.ones((2, 16))
+    plain, ours = (tf.saved_model.load(str(tmp_path / name)) for name in ("source", "out"))
+    assert plain.call(x).numpy().tobytes() == ours.call(x).numpy().tobytes()
+    assert run(*arguments)[0] == 2
+    assert run(*arguments, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--batch_size=4", "--function=other"), "no function 'other'"),
+        (("--batch_size=4", "--optimizer=adam"), "--optimizer is for Keras models"),
+        ((), "give batch_size"),
+    ],
+)
+def test_bad_requests_for_saved_models(run: Any, tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
+    _saved_model(tmp_path / "source")
+    code, out, err = run("optimize", "source", "--output=out", *arguments)
+    assert (code, out) == (2, "") and expected in the_line(err)
+    assert not (tmp_path / "out").exists()

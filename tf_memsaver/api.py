@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from tf_memsaver.measurement import Measurement, measure
 from tf_memsaver.plan.estimate import Estimate
 from tf_memsaver.plan.solve import solve
 from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.rewrite import saved_model
 from tf_memsaver.rewrite.function import make_optimized_function
 from tf_memsaver.rewrite.keras_model import make_optimized, strip
 from tf_memsaver.units import parse_bytes
@@ -34,6 +36,7 @@ __all__ = [
     "measure",
     "optimize",
     "optimize_function",
+    "rewrite_saved_model",
     "search_plan",
     "strip",
     "verify",
@@ -151,6 +154,54 @@ def optimize_function(
     calls = FunctionCalls(concrete_function(function, specs))
     plan = solve(capture_function(calls, batch_size=batch_size), request, versions=versions())
     return make_optimized_function(calls, plan)
+
+
+def rewrite_saved_model(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    batch_size: int | None = None,
+    functions: Sequence[str] = (),
+    budget: int | str | None = None,
+    max_overhead: float | None = None,
+    strategy: str = "auto",
+    keep: str | Sequence[str] = (),
+    recompute: str | Sequence[str] = (),
+    candidates: str | Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, Plan]:
+    """Write a SavedModel anew so that training through its functions takes less memory; return the plans by function.
+
+    The model's Python code is not needed, and neither is tf_memsaver where the result is loaded. Functions that
+    gradients can be taken through are rewritten as ``optimize_function`` does it: those traced with ``training=True``,
+    and those without such an argument that use trainable variables. Serving signatures, variables and their names,
+    assets and all other objects are carried over.
+
+    Args:
+      source: the folder of a SavedModel.
+      target: the folder to write.
+      batch_size: what a free first dimension is planned for.
+      functions: names of the functions to rewrite, such as ``__call__``; all that can be trained through if none.
+      budget: as in ``optimize_function``.
+      max_overhead: as in ``optimize_function``.
+      strategy: as in ``optimize_function``.
+      keep: as in ``optimize_function``.
+      recompute: as in ``optimize_function``.
+      candidates: as in ``optimize_function``.
+      overwrite: whether ``target`` may exist; it is replaced in one step.
+
+    Raises:
+      InvalidRequestError: ``source`` is no readable SavedModel, or has no such function.
+      OutputExistsError: ``target`` exists.
+      UnsupportedModelError: nothing in it can be trained.
+      MemsaverError: what ``optimize_function`` raises.
+    """
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
+
+    def planner(calls: FunctionCalls) -> Plan:
+        return solve(capture_function(calls, batch_size=batch_size), request, versions=versions())
+
+    return saved_model.rewrite(source, target, planner, functions=functions, overwrite=overwrite)
 
 
 def apply_plan(model: Any, plan: Plan) -> Any:

@@ -9,7 +9,6 @@ part of the result.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,34 +30,49 @@ Gradient = Callable[..., Any]
 """Takes the gradients of an operation's outputs and returns those of its inputs."""
 
 
-def emit(operation: Any, inputs: Sequence[Any], name: str, gradient: Gradient | None = None) -> list[tf.Tensor]:
-    """Add a copy of ``operation`` that reads ``inputs`` to the current graph; return its outputs.
+class Template:
+    """An operation as it stood when it was listed: TensorFlow rewrites a loop in place when its gradient is taken."""
 
-    ``gradient`` stands in for the registered gradient function.
+    __slots__ = ("_definition", "_handles", "attributes", "dtypes", "graph", "name", "shapes", "type")
 
-    Raises:
-      LookupError: (when a gradient is asked for) the operation has no gradient.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    attributes = {key: value for key, value in operation.node_def.attr.items() if key not in _NOT_COPIED}
-    if gradient is not None:
-        attributes.pop(CUSTOM_GRADIENT, None)
-    attributes = _functions_brought(operation.graph, graph, attributes)
-    made = graph._create_op_internal(
-        operation.type,
-        list(inputs),
-        [tensor.dtype for tensor in operation.outputs],
-        name=name,
-        attrs=attributes,
-        op_def=operation.op_def,
-    )
-    outputs = list(made.outputs)
-    for source, copy in zip(operation.outputs, outputs, strict=True):
-        if source.dtype in (tf.resource, tf.variant):
-            handle_data_util.copy_handle_data(source, copy)
-    if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):
-        _record(made, list(inputs), outputs, name, gradient)
-    return outputs
+    def __init__(self, operation: Any) -> None:
+        """Take down what ``emit`` needs of ``operation``."""
+        self.type: str = operation.type
+        self.name: str = operation.name
+        self.graph = operation.graph
+        self.attributes = {k: v for k, v in operation.node_def.attr.items() if k not in _NOT_COPIED}
+        self.dtypes = [tensor.dtype for tensor in operation.outputs]
+        self.shapes = [tensor.shape for tensor in operation.outputs]
+        self._definition = operation.op_def
+        self._handles = list(operation.outputs)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the operation is declared to have state or effects."""
+        return bool(self._definition.is_stateful)
+
+    def emit(self, inputs: Sequence[Any], name: str, gradient: Gradient | None = None) -> list[tf.Tensor]:
+        """Add a copy that reads ``inputs`` to the current graph; return its outputs.
+
+        ``gradient`` stands in for the registered gradient function.
+
+        Raises:
+          LookupError: (when a gradient is asked for) the operation has no gradient.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        attributes = _functions_brought(self.graph, graph, self.attributes)
+        if gradient is not None:
+            attributes[CUSTOM_GRADIENT] = attr_value_pb2.AttrValue(s=_registered(gradient).encode())
+        made = graph._create_op_internal(
+            self.type, list(inputs), self.dtypes, name=name, attrs=attributes, op_def=self._definition
+        )
+        outputs = list(made.outputs)
+        for source, copy in zip(self._handles, outputs, strict=False):
+            if source.dtype in (tf.resource, tf.variant):
+                handle_data_util.copy_handle_data(source, copy)
+        if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):
+            _record(made, list(inputs), outputs, name)
+        return outputs
 
 
 def _functions_brought(source: Any, target: Any, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -91,23 +105,30 @@ def _library_function(graph: Any, name: str) -> Any | None:
     return None
 
 
-def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], name: str, gradient: Gradient | None) -> None:
-    function = gradient
-    if function is None:
-        try:
-            registered = ops.get_gradient_function(operation)
-        except LookupError:
-            # As in TensorFlow: an error only if a gradient is asked for.
-            def registered(*_: Any) -> Any:
-                raise LookupError(f"operation '{operation.name}' of type {operation.type} has no gradient")
+def _registered(gradient: Gradient) -> str:
+    """Register a gradient function, as ``tf.custom_gradient`` does for each of its calls, and return its name.
 
-        if registered is None:
-            return
-        function = functools.partial(registered, operation)
+    A tape outside a tf.function asks the registry; it does not see what is recorded inside.
+    """
+    name = f"MemsaverGradient-{ops.uid()}"
+    ops.RegisterGradient(name)(lambda _, *upstream: gradient(*upstream))
+    return name
+
+
+def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], name: str) -> None:
+    try:
+        function = ops.get_gradient_function(operation)
+    except LookupError:
+        # As in TensorFlow: an error only if a gradient is asked for.
+        def function(*_: Any) -> Any:
+            raise LookupError(f"operation '{operation.name}' of type {operation.type} has no gradient")
+
+    if function is None:
+        return
 
     def backward(*upstream: Any) -> list[Any]:
         with tf.name_scope(f"gradients/{name}_grad/"):
-            found = function(*upstream)
+            found = function(operation, *upstream)
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
     record.record_operation(operation.type, outputs, inputs, backward)

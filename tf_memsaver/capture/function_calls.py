@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import tape
 from tensorflow.python.framework import ops
+from tensorflow.python.ops import resource_variable_ops
 
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.operations import FUNCTION_CALLS
 from tf_memsaver.cost import rules
-from tf_memsaver.emission import CUSTOM_GRADIENT, emit
+from tf_memsaver.emission import CUSTOM_GRADIENT, Template
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 
 LARGE_ELEMENTS = 4096
@@ -63,22 +63,23 @@ class CustomGradient:
 class OpCall:
     """One operation of the function.
 
-    ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs.
+    ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
+    ``passes_lists`` says whether lists of tensors go in or out.
     """
 
-    operation: Any
+    operation: Template
     label: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    constants: tuple[Any | None, ...]
+    constants: tuple[Template | None, ...]
     variables: tuple[tf.Variable, ...]
     gradient: CustomGradient | None = None
+    passes_lists: bool = False
 
     def run(self, slots: Any) -> None:
         """Emit the operation on the tensors in ``slots`` and put what it makes there."""
         for variable in self.variables:
-            if variable.trainable:
-                tape.variable_accessed(variable)
+            resource_variable_ops.variable_accessed(variable)
         if self.operation.type == "ReadVariableOp" and self.variables:
             slots[self.outputs[0]] = self.variables[0].value()
             return
@@ -87,7 +88,7 @@ class OpCall:
             for slot, constant in zip(self.inputs, self.constants, strict=True)
         ]
         gradient = None if self.gradient is None else self.gradient.bound(slots)
-        for slot, tensor in zip(self.outputs, emit(self.operation, tensors, self.label, gradient), strict=True):
+        for slot, tensor in zip(self.outputs, self.operation.emit(tensors, self.label, gradient), strict=True):
             slots[slot] = tensor
 
     @property
@@ -99,9 +100,9 @@ class OpCall:
     @property
     def pinned(self) -> str:
         """Why the operation runs once only: it has side effects, or reads what others change."""
-        if self.operation.op_def.is_stateful:
+        if self.operation.is_stateful:
             return f"runs {self.operation.type}, which must run once"
-        if any(t.dtype == tf.variant for t in (*self.operation.inputs, *self.operation.outputs)):
+        if self.passes_lists:
             return "makes or reads a list of tensors, whose gradient does not pass the boundary of a segment"
         return ""
 
@@ -128,7 +129,7 @@ class GroupCall:
     @property
     def kind(self) -> str:
         """The type of the last operation."""
-        return str(self.operation.type)
+        return self.members[-1].operation.type
 
     @property
     def pinned(self) -> str:
@@ -144,10 +145,10 @@ class GroupCall:
         return [local[slot] for slot in self.outputs]
 
 
-def _constant(operation: Any, name: str) -> tf.Tensor:
+def _constant(operation: Template, name: str) -> tf.Tensor:
     # Behind the gate of a replay it would be no constant to the graph optimizer, which folds constants into others.
     with tf.control_dependencies(None):
-        return emit(operation, [], name)[0]
+        return operation.emit([], name)[0]
 
 
 class FunctionCalls:
@@ -213,6 +214,14 @@ class FunctionCalls:
         bound = kind.bind(*bound.args, **bound.kwargs)
         return list(kind.unpack_inputs(bound))
 
+    def accepts(self, flat: Sequence[Any]) -> bool:
+        """Whether tensors fit the shapes and dtypes that the function was traced with."""
+        specs = self.argument_specs
+        return len(flat) == len(specs) and all(
+            tensor.dtype == spec.dtype and tensor.shape.is_compatible_with(spec.shape)
+            for tensor, spec in zip(flat, specs, strict=True)
+        )
+
     def enter(self, arguments: Sequence[Any]) -> list[Any]:
         """Return the tensors for ``sequence.inputs``: run what is hoisted."""
         slots = dict(enumerate([*arguments, *self._captures]))
@@ -231,7 +240,7 @@ class FunctionCalls:
         trained: set[int] = set()
         for call in self._prologue:
             if any(v.trainable for v in call.variables) or not trained.isdisjoint(call.inputs):
-                floats = (t.dtype.is_floating for t in call.operation.outputs)
+                floats = (dtype.is_floating for dtype in call.operation.dtypes)
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
 
@@ -245,7 +254,7 @@ class FunctionCalls:
         for call in calls:
             resources = [slot for slot in call.inputs if slot in self._variable_of]
             is_read = call.operation.type == "ReadVariableOp" and not written.intersection(resources)
-            if (is_read or not call.operation.op_def.is_stateful) and early.issuperset(call.reads):
+            if (is_read or not call.operation.is_stateful) and early.issuperset(call.reads):
                 early.update(call.outputs)
                 hoisted.append(call)
                 continue
@@ -276,11 +285,13 @@ class _Inliner:
         self._variable_of = variable_of
         self.slot_count = 0
         self._constant_of: dict[int, Any] = {}
+        self._constant_templates: dict[int, Template] = {}
         slots = {id(tensor): self._new() for tensor in graph.inputs}
         self._walk(graph, "", slots)
         self.outputs = [slots[id(tensor)] for tensor in graph.outputs]
         for slot in self.outputs:
             if slot in self._constant_of:
+                del self._constant_templates[slot]
                 self._add(self._constant_of.pop(slot), "", [], [slot])
 
     def _new(self) -> int:
@@ -303,6 +314,7 @@ class _Inliner:
             slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
                 self._constant_of[made[0]] = operation
+                self._constant_templates[made[0]] = Template(operation)
             else:
                 self._add(operation, prefix, inputs, made, self._custom_gradient(operation, prefix, slots))
 
@@ -316,13 +328,14 @@ class _Inliner:
     ) -> None:
         self.calls.append(
             OpCall(
-                operation=operation,
+                operation=Template(operation),
                 label=prefix + operation.name,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
-                constants=tuple(self._constant_of.get(slot) for slot in inputs),
+                constants=tuple(self._constant_templates.get(slot) for slot in inputs),
                 variables=tuple(self._variable_of[slot] for slot in inputs if slot in self._variable_of),
                 gradient=gradient,
+                passes_lists=any(t.dtype == tf.variant for t in (*operation.inputs, *operation.outputs)),
             )
         )
 
@@ -378,7 +391,7 @@ def _needed(calls: Sequence[OpCall], outputs: Iterable[int]) -> list[OpCall]:
     """Return the calls that an output or a side effect depends on."""
     wanted, needed = set(outputs), []
     for call in reversed(calls):
-        effect = call.operation.op_def.is_stateful and call.operation.type != "ReadVariableOp"
+        effect = call.operation.is_stateful and call.operation.type != "ReadVariableOp"
         if effect or not wanted.isdisjoint(call.outputs):
             wanted.update(call.reads)
             needed.append(call)
@@ -433,7 +446,8 @@ def _grouped(calls: Sequence[OpCall], outputs: Iterable[int]) -> tuple[GroupCall
 def _makes_large(call: OpCall) -> bool:
     if call.operation.type in rules.VIEWS or call.operation.type in rules.MULTI_VIEWS:
         return False
-    sizes = [tensor.shape.num_elements() for tensor in call.operation.outputs if tensor.dtype.is_floating]
+    made = zip(call.operation.shapes, call.operation.dtypes, strict=True)
+    sizes = [shape.num_elements() for shape, dtype in made if dtype.is_floating]
     return any(size is None or size >= LARGE_ELEMENTS for size in sizes)
 
 
@@ -450,7 +464,7 @@ class _Signatures:
         for call in group:
             attributes = sorted(
                 (key, str(value))
-                for key, value in call.operation.node_def.attr.items()
+                for key, value in call.operation.attributes.items()
                 if not key.startswith("_") and not value.HasField("func") and key not in ("value", "shared_name")
             )
             digest = hashlib.sha256(repr(attributes).encode()).hexdigest()[:8]

@@ -17,7 +17,8 @@ _MODEL_HELP = """\
 MODEL is one of
   a .keras or .h5 file
   package.module:function   a function without arguments that returns a model; the current directory is importable
-  a name of keras.applications, in any case and without separators (resnet50), built without trained weights"""
+  a name of keras.applications, in any case and without separators (resnet50), built without trained weights
+  the folder of a SavedModel (optimize only): its functions are rewritten, without the code that made it"""
 
 _EXIT_HELP = """\
 Results go to stdout, progress and logs to stderr.
@@ -66,9 +67,9 @@ COMMANDS = {
         ),
         Command(
             name="optimize",
-            summary="Plan, rewrite the model, and write it to a folder, as a .keras file and as a SavedModel.",
+            summary="Plan, rewrite the model, and write it to a folder (a Keras model as .keras file and SavedModel).",
             example="resnet50 --batch_size=32 --budget=1GiB --output=out/",
-            flags=(*_MODEL, *LIMITS, "plan", "output", "overwrite", "save_format"),
+            flags=(*_MODEL, *LIMITS, "plan", "output", "overwrite", "save_format", "function"),
         ),
         Command(
             name="verify",
@@ -153,6 +154,11 @@ _FLAGS = {
         define=_names("keras", "saved_model"),
         value="NAMES",
         text="what to write beside plan.json: keras, saved_model (default: both)",
+    ),
+    "function": _Flag(
+        define=_names(),
+        value="NAMES",
+        text="functions of a SavedModel to rewrite (default: all that can be trained through)",
     ),
     "mode": _Flag(
         define=_choice("eager", "graph", "xla", default="graph"),

@@ -17,6 +17,11 @@ from tf_memsaver.errors import InvalidRequestError
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
 
 
+def is_saved_model(source: str) -> bool:
+    """Whether ``source`` is a folder with a SavedModel."""
+    return os.path.isfile(os.path.join(source, "saved_model.pb"))
+
+
 def load_model(
     source: str,
     *,
@@ -42,7 +47,7 @@ def load_model(
     elif os.path.isdir(source):
         raise InvalidRequestError(
             f"'{source}' is a folder; the model must be a .keras or .h5 file, package.module:function, or a name of "
-            f"keras.applications."
+            f"keras.applications. (The command optimize takes the folder of a SavedModel, too.)"
         )
     elif ":" in source:
         model = _from_function(source)

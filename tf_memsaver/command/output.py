@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
+from tf_memsaver.rewrite.saved_model import PLANS_FILE
 
 PLAN_FILE = "plan.json"
 """Every folder that we write holds a plan; only such a folder may be replaced."""
@@ -27,7 +28,8 @@ def check_output(path: str | None, *, overwrite: bool, folder: bool) -> Path:
         return target
     if not overwrite:
         raise OutputExistsError(path)
-    if target.is_dir() if not folder else not (target / PLAN_FILE).is_file():
+    ours = any((target / name).is_file() for name in (PLAN_FILE, PLANS_FILE))
+    if target.is_dir() if not folder else not ours:
         raise InvalidRequestError(
             f"'{path}' was not written by this command, so --overwrite does not replace it. Choose another path."
         )

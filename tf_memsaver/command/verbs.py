@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from tf_memsaver import api
 from tf_memsaver.command.flags import LIMITS
-from tf_memsaver.command.model_source import load_model
+from tf_memsaver.command.model_source import is_saved_model, load_model
 from tf_memsaver.command.output import PLAN_FILE, check_output
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files import written_beside
@@ -56,6 +56,8 @@ def plan(source: str, flags: Any, progress: Progress) -> Result:
 
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
     """Plan and rewrite the model, and write the output folder."""
+    if is_saved_model(source):
+        return _optimize_saved_model(source, flags, progress)
     unknown = set(flags.save_format) - {"keras", "saved_model"}
     if unknown:
         raise InvalidRequestError(f"save_format: '{min(unknown)}' is not one of keras, saved_model.")
@@ -127,6 +129,26 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
 VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
     verb.__name__: verb for verb in (estimate, plan, optimize, verify, measure)
 }
+
+
+def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:
+    """Rewrite the functions of a SavedModel that can be trained through; without its Python code."""
+    of_keras = [name for name in ("input_shape", "optimizer", "loss", "plan", "save_format") if flags[name].present]
+    if of_keras:
+        raise InvalidRequestError(f"--{of_keras[0]} is for Keras models; '{source}' is a SavedModel. Leave it out.")
+    target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
+    with progress.stage(f"tracing, planning and rewriting {source}"):
+        plans = api.rewrite_saved_model(
+            source,
+            target,
+            batch_size=flags.batch_size,
+            functions=flags.function,
+            overwrite=target.exists(),
+            **{name: getattr(flags, name) for name in LIMITS},
+        )
+    shown = tuple(part for name, made in plans.items() for part in (name, tables.before_after_table(made)))
+    document = {"output": str(target), "plans": {name: made.to_json() for name, made in plans.items()}}
+    return Result(satisfied=True, document=document, shown=(*shown, f"SavedModel written to {flags.output}"))
 
 
 # Steps that the verbs share -----------------------------------------------------------------------------------------

@@ -1,0 +1,142 @@
+"""SavedModels rewritten without their code: trained in fresh processes with TensorFlow alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tests.tensorflow import test_function as functions
+from tf_memsaver.errors import InvalidRequestError, OutputExistsError, UnsupportedModelError
+from tf_memsaver.rewrite.saved_model import PLANS_FILE
+
+TRAINING = str(Path(__file__).with_name("saved_model_training.py"))
+
+
+def _module(build: Callable[[], functions.Case], folder: Path) -> tuple[str, str, Any]:
+    """A plain SavedModel of one function; its folder, the function's name, and a batch."""
+    function, variables, arguments = build()
+    root = tf.Module()
+    root.variables_ = variables
+    root.step = tf.function(
+        lambda *batch: function(*batch), input_signature=[functions.spec_of(t) for t in arguments], autograph=False
+    )
+    root.table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], [3, 4]), -1)
+    root.look_up = tf.function(lambda key: root.table.lookup(key), input_signature=[tf.TensorSpec([], tf.string)])
+    path = str(folder / "source")
+    tf.saved_model.save(_listed(root, variables), path)
+    return path, "step", arguments[0].numpy()
+
+
+def _listed(root: Any, variables: list[tf.Variable]) -> Any:
+    holder = tf.__internal__.tracking.AutoTrackable()
+    holder.variables, holder.step, holder.table, holder.look_up = variables, root.step, root.table, root.look_up
+    return holder
+
+
+def _reusable(folder: Path) -> tuple[str, str, Any]:
+    """A Keras model as a Reusable SavedModel: ``__call__`` with and without training, and a serving signature."""
+    x = inputs = keras.Input((32,))
+    for _ in range(12):
+        x = layers.Dropout(0.1)(layers.BatchNormalization()(layers.Dense(32, activation="gelu")(x)))
+    model = keras.Model(inputs, layers.Dense(3)(x))
+    root = tf.__internal__.tracking.AutoTrackable()
+    root.variables = [v.value for v in model.variables]
+    root.__call__ = tf.function(lambda x, training=False: model(x, training=bool(training)), autograph=False)
+    spec = tf.TensorSpec((None, 32))
+    for training in (False, True):
+        root.__call__.get_concrete_function(spec, training=training)
+    path = str(folder / "source")
+    serving = tf.function(lambda x: {"y": model(x, training=False)}).get_concrete_function(spec)
+    tf.saved_model.save(root, path, signatures={"serving_default": serving})
+    return path, "__call__", np.random.default_rng(0).standard_normal((8192, 32)).astype(np.float32)
+
+
+def _trained(folder: str, name: str, batch: Any, scratch: Path, steps: int) -> dict[str, Any]:
+    np.save(scratch / "batch.npy", batch)
+    result = str(scratch / "result.npz")
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, TRAINING, folder, name, str(scratch / "batch.npy"), result, str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with np.load(result) as found:
+        return dict(found)
+
+
+@pytest.mark.parametrize("case", ["reusable", "convolutions", "recurrent", "module", "embedding"])
+def test_source_and_rewritten_train_alike(case: str, tmp_path: Path) -> None:
+    made = _reusable(tmp_path) if case == "reusable" else _module(getattr(functions, case), tmp_path)
+    source, name, batch = made
+    target = str(tmp_path / "rewritten")
+    plans = tf_memsaver.rewrite_saved_model(source, target, batch_size=len(batch), strategy="min_peak")
+    assert plans and all(key.startswith(name) for key in plans)
+    plain, ours = (_trained(folder, name, batch, tmp_path, steps=3) for folder in (source, target))
+    peaks = plain.pop("peak"), ours.pop("peak")
+    assert plain.keys() == ours.keys() and any(key.startswith("gradient") for key in plain)
+    assert [key for key in plain if plain[key].tobytes() != ours[key].tobytes()] == []
+    if case == "reusable":
+        assert peaks[1] < 0.5 * peaks[0]
+
+
+def test_all_else_is_carried_over(tmp_path: Path) -> None:
+    source, _, batch = _reusable(tmp_path)
+    target = str(tmp_path / "rewritten")
+    plans = tf_memsaver.rewrite_saved_model(source, target, batch_size=64)
+    assert list(plans) == ["__call__#2"]
+    assert json.loads((tmp_path / "rewritten" / PLANS_FILE).read_text()).keys() == plans.keys()
+    plain, ours = (tf.saved_model.load(folder) for folder in (source, target))
+    assert [v.name for v in plain.variables] == [v.name for v in ours.variables]
+    x = tf.constant(batch[:5])
+    for result in ("__call__", "serving_default"):
+        left, right = (
+            m(x, training=False) if result == "__call__" else m.signatures[result](x=x)["y"] for m in (plain, ours)
+        )
+        assert left.numpy().tobytes() == right.numpy().tobytes()
+
+
+def test_tables_are_carried_over(tmp_path: Path) -> None:
+    source, _, _ = _module(functions.dense, tmp_path)
+    tf_memsaver.rewrite_saved_model(source, tmp_path / "rewritten", batch_size=64)
+    assert tf.saved_model.load(str(tmp_path / "rewritten")).look_up(tf.constant("b")).numpy() == 4
+
+
+def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
+    source, _, _ = _module(functions.dense, tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    broken = tmp_path / "broken"
+    tf.saved_model.save(tf.Module(), str(broken))
+    (broken / "saved_model.pb").write_bytes((broken / "saved_model.pb").read_bytes()[:100])
+    untrained = tmp_path / "untrained"
+    root = tf.Module()
+    root.f = tf.function(lambda x: x + 1.0, input_signature=[tf.TensorSpec((None, 2))])
+    tf.saved_model.save(root, str(untrained))
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    before = sorted(p.name for p in tmp_path.iterdir())
+    for folder, error, says in (
+        (tmp_path / "none", InvalidRequestError, "no SavedModel"),
+        (empty, InvalidRequestError, "no SavedModel"),
+        (broken, InvalidRequestError, "cannot be loaded"),
+        (untrained, UnsupportedModelError, "trained"),
+    ):
+        with pytest.raises(error, match=says):
+            tf_memsaver.rewrite_saved_model(folder, tmp_path / "out", batch_size=4)
+    with pytest.raises(OutputExistsError):
+        tf_memsaver.rewrite_saved_model(source, taken, batch_size=4)
+    with pytest.raises(InvalidRequestError, match="no function 'other'"):
+        tf_memsaver.rewrite_saved_model(source, tmp_path / "out", batch_size=4, functions=["other"])
+    with pytest.raises(InvalidRequestError, match="batch_size"):
+        tf_memsaver.rewrite_saved_model(source, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
