@@ -33,7 +33,7 @@ Gradient = Callable[..., Any]
 class Template:
     """An operation as it stood when it was listed: TensorFlow rewrites a loop in place when its gradient is taken."""
 
-    __slots__ = ("_definition", "_handles", "attributes", "dtypes", "graph", "name", "shapes", "type")
+    __slots__ = ("_definition", "_outputs", "attributes", "dtypes", "graph", "name", "read_dtypes", "shapes", "type")
 
     def __init__(self, operation: Any) -> None:
         """Take down what ``emit`` needs of ``operation``."""
@@ -41,10 +41,11 @@ class Template:
         self.name: str = operation.name
         self.graph = operation.graph
         self.attributes = {k: v for k, v in operation.node_def.attr.items() if k not in _NOT_COPIED}
+        self.read_dtypes = [tensor.dtype for tensor in operation.inputs]
         self.dtypes = [tensor.dtype for tensor in operation.outputs]
         self.shapes = [tensor.shape for tensor in operation.outputs]
         self._definition = operation.op_def
-        self._handles = list(operation.outputs)
+        self._outputs = list(operation.outputs)
 
     @property
     def is_stateful(self) -> bool:
@@ -67,7 +68,7 @@ class Template:
             self.type, list(inputs), self.dtypes, name=name, attrs=attributes, op_def=self._definition
         )
         outputs = list(made.outputs)
-        for source, copy in zip(self._handles, outputs, strict=False):
+        for source, copy in zip(self._outputs, outputs, strict=False):
             if source.dtype in (tf.resource, tf.variant):
                 handle_data_util.copy_handle_data(source, copy)
         if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):

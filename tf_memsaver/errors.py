@@ -27,7 +27,7 @@ class UnknownDimensionError(MemsaverError):
     def __str__(self) -> str:
         return (
             f"input '{self.input_name}' has shape {self.shape}: an unknown dimension cannot be counted in bytes. "
-            f"Give keras.Input a full shape (all but the batch) before optimizing."
+            f"Give it a full shape (all but the batch), in keras.Input or the spec, before optimizing."
         )
 
 

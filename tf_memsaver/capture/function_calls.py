@@ -160,7 +160,7 @@ class FunctionCalls:
     def __init__(self, concrete: Any) -> None:
         """List the calls of a ``tf.types.experimental.ConcreteFunction``."""
         self.concrete = concrete
-        self.name: str = (concrete.function_type and getattr(concrete, "name", "function")) or "function"
+        self.name = str(concrete.name)
         self._signature = concrete.structured_input_signature
         self.variables: tuple[tf.Variable, ...] = tuple(concrete.graph.variables)
         self._captures = list(concrete.captured_inputs)
@@ -174,7 +174,7 @@ class FunctionCalls:
         }
         flat = _Inliner(concrete.graph, self._variable_of)
         calls = _needed(flat.calls, flat.outputs)
-        self._prologue, rest = self._hoisted(calls, flat.outputs, count)
+        self._prologue, rest = self._hoisted(calls, count)
         made = [slot for call in self._prologue for slot in call.outputs]
         read = {slot for call in rest for slot in call.inputs} | set(flat.outputs)
         self._made = [slot for slot in made if slot in read]
@@ -244,9 +244,7 @@ class FunctionCalls:
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
 
-    def _hoisted(
-        self, calls: Sequence[OpCall], outputs: Sequence[int], count: int
-    ) -> tuple[list[OpCall], list[OpCall]]:
+    def _hoisted(self, calls: Sequence[OpCall], count: int) -> tuple[list[OpCall], list[OpCall]]:
         """Part the calls into those that need no argument and can run first, and the others."""
         early = set(range(self.argument_count, count))
         written: set[int] = set()
@@ -284,14 +282,12 @@ class _Inliner:
         self.calls: list[OpCall] = []
         self._variable_of = variable_of
         self.slot_count = 0
-        self._constant_of: dict[int, Any] = {}
-        self._constant_templates: dict[int, Template] = {}
+        self._constant_of: dict[int, Template] = {}
         slots = {id(tensor): self._new() for tensor in graph.inputs}
         self._walk(graph, "", slots)
         self.outputs = [slots[id(tensor)] for tensor in graph.outputs]
         for slot in self.outputs:
             if slot in self._constant_of:
-                del self._constant_templates[slot]
                 self._add(self._constant_of.pop(slot), "", [], [slot])
 
     def _new(self) -> int:
@@ -313,14 +309,14 @@ class _Inliner:
             made = [self._new() for _ in outputs]
             slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
-                self._constant_of[made[0]] = operation
-                self._constant_templates[made[0]] = Template(operation)
+                self._constant_of[made[0]] = Template(operation)
             else:
-                self._add(operation, prefix, inputs, made, self._custom_gradient(operation, prefix, slots))
+                gradient = self._custom_gradient(operation, prefix, slots)
+                self._add(Template(operation), prefix, inputs, made, gradient)
 
     def _add(
         self,
-        operation: Any,
+        operation: Template,
         prefix: str,
         inputs: Sequence[int],
         outputs: Sequence[int],
@@ -328,14 +324,14 @@ class _Inliner:
     ) -> None:
         self.calls.append(
             OpCall(
-                operation=Template(operation),
+                operation=operation,
                 label=prefix + operation.name,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
-                constants=tuple(self._constant_templates.get(slot) for slot in inputs),
+                constants=tuple(self._constant_of.get(slot) for slot in inputs),
                 variables=tuple(self._variable_of[slot] for slot in inputs if slot in self._variable_of),
                 gradient=gradient,
-                passes_lists=any(t.dtype == tf.variant for t in (*operation.inputs, *operation.outputs)),
+                passes_lists=tf.variant in (*operation.read_dtypes, *operation.dtypes),
             )
         )
 

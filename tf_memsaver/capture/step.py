@@ -94,7 +94,6 @@ class TracedStep:
     loss: Any = None
     weight_gradients: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    updated: list[Any] = field(default_factory=list)
     sparse_units: dict[int, str] = field(default_factory=dict)
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
     optimizer: Any = None

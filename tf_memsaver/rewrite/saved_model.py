@@ -28,6 +28,7 @@ PLANS_FILE = os.path.join("assets.extra", "memsaver_plans.json")
 _TRAINING_ARGUMENTS = ("training", "is_training", "train")
 
 Planner = Callable[[FunctionCalls], Plan]
+Forwards = dict[str, tuple[FunctionCalls, SegmentedForward]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def rewrite(
             f"traced for training."
         )
     plans: dict[str, Plan] = {}
-    forwards: dict[str, tuple[FunctionCalls, SegmentedForward]] = {}
+    forwards: Forwards = {}
     refused: list[MemsaverError] = []
     for key, endpoint in chosen.items():
         try:
@@ -132,11 +133,9 @@ def _is_for_training(concrete: Any) -> bool:
     return any(v.trainable for v in concrete.graph.variables) and any(t.dtype.is_floating for t in concrete.outputs)
 
 
-def _function(
-    source: Any, endpoints: Sequence[Endpoint], forwards: dict[str, tuple[FunctionCalls, SegmentedForward]]
-) -> Any:
+def _function(source: Any, endpoints: Sequence[Endpoint], forwards: Forwards) -> Any:
     """Return a tf.function with all signatures of ``source``: rewritten where there is a plan, else as it was."""
-    listed = [(endpoint, FunctionCalls(endpoint.concrete)) for endpoint in endpoints]
+    listed = [(e, forwards[e.key][0] if e.key in forwards else FunctionCalls(e.concrete)) for e in endpoints]
 
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         for endpoint, calls in listed:
@@ -148,8 +147,7 @@ def _function(
                 continue
             if endpoint.key not in forwards:
                 return endpoint.concrete(*args, **kwargs)
-            calls, forward = forwards[endpoint.key]
-            return calls.leave(forward(calls.enter(flat), training=True))
+            return calls.leave(forwards[endpoint.key][1](calls.enter(flat), training=True))
         raise InvalidRequestError("the arguments fit no signature of the function")
 
     dispatched.__signature__ = _signature(source)  # type: ignore[attr-defined]
