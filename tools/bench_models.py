@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from absl import app, flags  # noqa: E402 - the path comes first
 
 from tf_memsaver.units import format_bytes  # noqa: E402
+from tools.machine import machine  # noqa: E402
 
 PLAIN = "plain"
 VARIANTS = (PLAIN, "chen_sqrt", "min_peak", "auto")
@@ -272,22 +271,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
                 f"worst), step {statistics.median(steps):.2f}× ({max(steps):.2f}×), identical on {same} of {len(found)}"
             )
     return "\n".join(lines)
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on: processor, cores, memory, versions."""
-    cpu = platform.processor()
-    if os.path.exists("/proc/cpuinfo"):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        cpu = next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), cpu)
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")},
-    }
 
 
 def main(_: list[str]) -> int:

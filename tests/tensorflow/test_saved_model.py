@@ -21,7 +21,7 @@ from tests.tensorflow import test_function as functions
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, UnsupportedModelError
 from tf_memsaver.rewrite.saved_model import PLANS_FILE
 
-TRAINING = str(Path(__file__).with_name("saved_model_training.py"))
+TRAINING = str(Path(__file__).resolve().parents[2] / "tools" / "saved_model_training.py")
 
 
 def _module(build: Callable[[], functions.Case], folder: Path) -> tuple[str, str, Any]:

@@ -1,4 +1,6 @@
-"""Train a SavedModel with TensorFlow alone: python saved_model_training.py FOLDER FUNCTION BATCH.npy RESULT.npz STEPS.
+"""Train a SavedModel with TensorFlow alone.
+
+Usage: python tools/saved_model_training.py FOLDER FUNCTION BATCH.npy RESULT.npz STEPS
 
 A function with a ``training`` argument is called with it. The batch dimension is free. RESULT receives losses,
 gradients and variables of all steps, and the peak of the last one over what was live before it.
@@ -14,6 +16,7 @@ import tensorflow as tf
 
 
 def main() -> None:
+    """Load, train, and write what came out."""
     folder, name, batch_path, result_path, steps = sys.argv[1:]
     loaded = tf.saved_model.load(folder)
     x = tf.constant(np.load(batch_path))
