@@ -9,7 +9,9 @@ part of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +30,24 @@ _NOT_COPIED = ("_class", "_output_shapes")
 
 Gradient = Callable[..., Any]
 """Takes the gradients of an operation's outputs and returns those of its inputs."""
+
+
+_SHAPES_UNKNOWN = frozenset(
+    "If PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile TensorListStack While".split()
+)
+"""Operations whose outputs have the shapes of the functions inside, which were traced with a free batch dimension."""
+
+_batch_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_size", default=None)
+
+
+@contextlib.contextmanager
+def free_dimension_is(batch_size: int) -> Iterator[None]:
+    """Take the one free dimension of what comes out of loops and branches for the batch, to know its bytes."""
+    token = _batch_size.set(batch_size)
+    try:
+        yield
+    finally:
+        _batch_size.reset(token)
 
 
 class Template:
@@ -71,6 +91,10 @@ class Template:
         for source, copy in zip(self._outputs, outputs, strict=False):
             if source.dtype in (tf.resource, tf.variant):
                 handle_data_util.copy_handle_data(source, copy)
+        if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN:
+            for shape, copy in zip(self.shapes, outputs, strict=False):
+                if shape.rank and list(shape).count(None) == 1 and not copy.shape.is_fully_defined():
+                    copy.set_shape([_batch_size.get() if size is None else size for size in shape])
         if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):
             _record(made, list(inputs), outputs, name)
         return outputs

@@ -233,6 +233,14 @@ def test_activations_cut_anywhere(activation: str) -> None:
     test_segments_between_all_cuts_train_alike(lambda: dense(activation))
 
 
+def test_what_lies_behind_a_loop_can_be_cut() -> None:
+    function, _, arguments = recurrent()
+    calls = FunctionCalls(concrete_function(function, [spec_of(t) for t in arguments]))
+    graph = capture_function(calls, batch_size=32)
+    loop = next(unit.index for unit in graph.units if unit.kind == "While")
+    assert any(cut.position > loop + 3 for cut in graph.cuts)
+
+
 def test_embedding_gradients_stay_sparse() -> None:
     function, variables, arguments = embedding()
     optimized = tf_memsaver.optimize_function(function, spec_of(arguments[0]), batch_size=32, strategy="min_peak")

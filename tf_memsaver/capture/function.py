@@ -11,6 +11,7 @@ from tf_memsaver.capture.batch import check_batch_size
 from tf_memsaver.capture.convert import build_graph, current_device
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.step import Placeholders, Weight, trace_step
+from tf_memsaver.emission import free_dimension_is
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 
@@ -55,7 +56,9 @@ def capture_function(calls: FunctionCalls, *, batch_size: int | None) -> Graph:
         batch_size = max(firsts, default=1)
     batch_size = check_batch_size(batch_size)
     source = FunctionStep(calls, batch_size)
-    return build_graph(source, trace_step(source), batch_size, current_device())
+    with free_dimension_is(batch_size):
+        step = trace_step(source)
+    return build_graph(source, step, batch_size, current_device())
 
 
 class FunctionStep:
