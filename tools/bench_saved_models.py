@@ -178,7 +178,8 @@ def bench(case: str) -> dict[str, Any]:
     plain, ours = found
     row["plain_peak_bytes"], row["peak_bytes"] = int(plain.pop("peak")), int(ours.pop("peak"))
     row["compared"] = len(plain)
-    row["differing"] = sorted(k for k in plain if k not in ours or plain[k].tobytes() != ours[k].tobytes())
+    differing = [key for key in plain if key not in ours or plain[key].tobytes() != ours[key].tobytes()]
+    row["differing"], row["first_differing"] = len(differing), differing[:5]
     return row
 
 
@@ -192,7 +193,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         if "error" in row:
             lines.append(f"| {row['case']} | – | – | – | – | – | {row['error']} |")
             continue
-        parity = "identical" if not row["differing"] else f"{len(row['differing'])} differ"
+        parity = "identical" if not row["differing"] else f"{row['differing']} differ"
         lines.append(
             f"| {row['case']} | {row['batch_size']} | {format_bytes(row['plain_peak_bytes'])} | "
             f"{format_bytes(row['peak_bytes'])} | {row['peak_bytes'] / row['plain_peak_bytes']:.0%} | "

@@ -233,6 +233,13 @@ def test_activations_cut_anywhere(activation: str) -> None:
     test_segments_between_all_cuts_train_alike(lambda: dense(activation))
 
 
+def test_a_function_that_was_trained_already() -> None:
+    function, variables, arguments = recurrent()
+    plain = train(function, variables, arguments)
+    optimized = tf_memsaver.optimize_function(function, spec_of(arguments[0]), batch_size=32, strategy="min_peak")
+    assert not differing(plain, train(optimized, variables, arguments))
+
+
 def test_what_lies_behind_a_loop_can_be_cut() -> None:
     function, _, arguments = recurrent()
     calls = FunctionCalls(concrete_function(function, [spec_of(t) for t in arguments]))

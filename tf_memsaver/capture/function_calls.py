@@ -295,7 +295,7 @@ class _Inliner:
         return self.slot_count - 1
 
     def _walk(self, graph: Any, prefix: str, slots: dict[int, int]) -> None:
-        for operation in graph.get_operations():
+        for operation in _in_order(graph):
             outputs = operation.outputs
             if operation.type == "NoOp" or (outputs and id(outputs[0]) in slots):
                 continue
@@ -363,6 +363,28 @@ class _Inliner:
             upstream=tuple(inner[id(tensor)] for tensor in upstream),
             results=tuple(None if tensor is None else inner[id(tensor)] for tensor in results),
         )
+
+
+def _in_order(graph: Any) -> list[Any]:
+    """Return a graph's operations, each behind those that it reads from, else in the order in which they were made.
+
+    A loop whose gradient was taken reads from operations that were made after it.
+    """
+    done: set[int] = set()
+    ordered: list[Any] = []
+    for operation in graph.get_operations():
+        waiting = [operation]
+        while waiting:
+            top = waiting[-1]
+            before = [t.op for t in top.inputs if t.op.graph is graph and id(t.op) not in done]
+            if before and id(top) not in done:
+                waiting.extend(before)
+                continue
+            waiting.pop()
+            if id(top) not in done:
+                done.add(id(top))
+                ordered.append(top)
+    return ordered
 
 
 def _inlined_body(operation: Any, graph: Any) -> Any | None:
