@@ -152,8 +152,7 @@ def optimize_function(
     """
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
     calls = FunctionCalls(concrete_function(function, specs))
-    plan = solve(capture_function(calls, batch_size=batch_size), request, versions=versions())
-    return make_optimized_function(calls, plan)
+    return make_optimized_function(calls, _function_plan(calls, batch_size, request))
 
 
 def rewrite_saved_model(
@@ -197,11 +196,13 @@ def rewrite_saved_model(
       MemsaverError: what ``optimize_function`` raises.
     """
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
-
-    def planner(calls: FunctionCalls) -> Plan:
-        return solve(capture_function(calls, batch_size=batch_size), request, versions=versions())
-
-    return saved_model.rewrite(source, target, planner, functions=functions, overwrite=overwrite)
+    return saved_model.rewrite(
+        source,
+        target,
+        lambda calls: _function_plan(calls, batch_size, request),
+        functions=functions,
+        overwrite=overwrite,
+    )
 
 
 def apply_plan(model: Any, plan: Plan) -> Any:
@@ -234,6 +235,10 @@ def versions() -> tuple[tuple[str, str], ...]:
         "tf_memsaver": __version__,
     }
     return tuple(sorted(found.items()))
+
+
+def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:
+    return solve(capture_function(calls, batch_size=batch_size), request, versions=versions())
 
 
 def _request(

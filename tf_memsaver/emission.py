@@ -21,6 +21,8 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import handle_data_util
 
+from tf_memsaver.capture.operations import library_function
+
 CUSTOM_GRADIENT = "_gradient_op_type"
 """The attribute that names an operation's own gradient function."""
 
@@ -110,7 +112,7 @@ def _functions_brought(source: Any, target: Any, attributes: dict[str, Any]) -> 
         copy = attr_value_pb2.AttrValue()
         copy.CopyFrom(value)
         for named in [copy.func] if copy.HasField("func") else copy.list.func:
-            function = _library_function(source, named.name)
+            function = library_function(source, named.name)
             if function is not None:
                 target._add_function_recursive(function)
                 definition = function_pb2.FunctionDef()
@@ -119,15 +121,6 @@ def _functions_brought(source: Any, target: Any, attributes: dict[str, Any]) -> 
                 target._add_function(atomic_function.from_function_def(definition, function.function_type))
         found[key] = copy
     return found
-
-
-def _library_function(graph: Any, name: str) -> Any | None:
-    while graph is not None:
-        function = graph._get_function(name)
-        if function is not None:
-            return function
-        graph = getattr(graph, "outer_graph", None)
-    return None
 
 
 def _registered(gradient: Gradient) -> str:

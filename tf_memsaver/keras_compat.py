@@ -247,6 +247,11 @@ def compile_arguments(model: Any) -> dict[str, Any] | None:
     return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
 
 
+def own_optimizer(model: Any) -> Any | None:
+    """Return the optimizer that a compiled model was given, or None."""
+    return model.optimizer if getattr(model, "compiled", False) else None
+
+
 def unpickled_by_keras(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what ``__reduce__`` returned, without naming a dynamic class (``KerasSaveable._unpickle_model``)."""
     return (keras.Model._unpickle_model, *reduced[1:])

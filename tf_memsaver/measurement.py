@@ -23,7 +23,8 @@ import tensorflow as tf
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
-from tf_memsaver.training_step import KeptState, TrainingStep, check_mode, own_optimizer
+from tf_memsaver.keras_compat import own_optimizer
+from tf_memsaver.training_step import KeptState, TrainingStep, check_mode
 from tf_memsaver.units import format_bytes
 
 

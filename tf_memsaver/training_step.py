@@ -25,11 +25,6 @@ def check_mode(mode: str) -> None:
         raise InvalidRequestError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
 
 
-def own_optimizer(model: Any) -> Any | None:
-    """Return the optimizer that a compiled model was given, or None."""
-    return model.optimizer if getattr(model, "compiled", False) else None
-
-
 class KeptState:
     """Context that puts all variables of a model and its optimizer back as they were, in place."""
 

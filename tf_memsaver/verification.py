@@ -15,7 +15,8 @@ import tensorflow as tf
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.training_step import KeptState, TrainingStep, check_mode, own_optimizer
+from tf_memsaver.keras_compat import own_optimizer
+from tf_memsaver.training_step import KeptState, TrainingStep, check_mode
 
 XLA_TOLERANCE = 1e-3
 """Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest

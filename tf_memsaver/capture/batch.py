@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -130,6 +131,11 @@ def _random(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -
     return generator.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
 
 
+def mean_squares(tensors: Iterable[Any]) -> list[tf.Tensor]:
+    """Return the mean square of every floating tensor: what stands in for a loss."""
+    return [tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
+
+
 def training_loss(model: Any, x: Any, y: Any, outputs: Any) -> tf.Tensor:
     """Return the scalar loss of a training step: the compiled loss, else the mean square of every output.
 
@@ -137,10 +143,6 @@ def training_loss(model: Any, x: Any, y: Any, outputs: Any) -> tf.Tensor:
     """
     if getattr(model, "compiled", False) and model.loss is not None:
         return model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
-    terms = [
-        tf.reduce_mean(tf.square(tf.cast(output, tf.float32)))
-        for output in keras.tree.flatten(outputs)
-        if output.dtype.is_floating
-    ]
+    terms = mean_squares(keras.tree.flatten(outputs))
     terms += [tf.cast(loss, tf.float32) for loss in model.losses]
     return tf.add_n(terms)

@@ -107,7 +107,7 @@ class _Builder:
     # -- ops ------------------------------------------------------------------------------------------------------
 
     def ops(self) -> tuple[Op, ...]:
-        wanted = self._step.reachable()
+        wanted = self._step.reachable
         ordered: list[Op] = []
         listed: dict[int, int] = {}
         for phases in ((Phase.FORWARD,), (Phase.BACKWARD, Phase.UPDATE)):

@@ -85,7 +85,7 @@ def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int
 
     Keys are ids.
     """
-    wanted = step.reachable()
+    wanted = step.reachable
     unit_of: dict[int, int] = {}
     readers: dict[int, list[Any]] = {}
     for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):

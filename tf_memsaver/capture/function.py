@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.batch import check_batch_size
+from tf_memsaver.capture.batch import check_batch_size, mean_squares
 from tf_memsaver.capture.convert import build_graph, current_device
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.step import Placeholders, Weight, trace_step
@@ -87,13 +87,13 @@ class FunctionStep:
     def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
         """Return the mean square of all floating results."""
         del placeholders
-        floats = [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
-        if not floats:
+        terms = mean_squares(outputs)
+        if not terms:
             raise UnsupportedModelError(
                 f"function '{self.name}' returns no floating tensor, so that nothing can be trained through it. "
                 f"Name a function that returns the model's outputs or a loss."
             )
-        return tf.add_n([tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in floats])
+        return tf.add_n(terms)
 
     def losses_of(self, operation: Any) -> list[Any]:
         """Return nothing: a function returns its losses."""

@@ -18,7 +18,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_memsaver.capture.calls import CallSequence
-from tf_memsaver.capture.operations import FUNCTION_CALLS
+from tf_memsaver.capture.operations import FUNCTION_CALLS, function_graph
 from tf_memsaver.cost import rules
 from tf_memsaver.emission import CUSTOM_GRADIENT, Template
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
@@ -177,14 +177,14 @@ class FunctionCalls:
         self._prologue, rest = self._hoisted(calls, count)
         made = [slot for call in self._prologue for slot in call.outputs]
         read = {slot for call in rest for slot in call.inputs} | set(flat.outputs)
-        self._made = [slot for slot in made if slot in read]
+        made = [slot for slot in made if slot in read]
         self.sequence = CallSequence(
             calls=_grouped(_assignments_last(rest), flat.outputs),
-            inputs=(*range(count), *self._made),
+            inputs=(*range(count), *made),
             outputs=tuple(flat.outputs),
             slot_count=flat.slot_count,
-            resident=frozenset(range(self.argument_count, count)) | frozenset(self._made),
-            weights=self._trained(self._made),
+            resident=frozenset(range(self.argument_count, count)) | frozenset(made),
+            weights=self._trained(made),
         )
 
     @property
@@ -392,12 +392,7 @@ def _inlined_body(operation: Any, graph: Any) -> Any | None:
     attributes = operation.node_def.attr
     if operation.type not in FUNCTION_CALLS or CUSTOM_GRADIENT in attributes or "_XlaMustCompile" in attributes:
         return None
-    while graph is not None:
-        function = graph._get_function(operation.get_attr("f").name)
-        if function is not None:
-            return getattr(function, "graph", None)
-        graph = getattr(graph, "outer_graph", None)
-    return None
+    return function_graph(graph, operation.get_attr("f").name)
 
 
 def _constant_bytes(operation: Any) -> int:

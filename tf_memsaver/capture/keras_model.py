@@ -90,7 +90,7 @@ class KerasStep:
 
 def _ready_optimizer(model: Any, trained: list[Any]) -> Any | None:
     """Return a built optimizer to trace the update with: the model's own, or a built copy of it."""
-    optimizer = model.optimizer if getattr(model, "compiled", False) else None
+    optimizer = keras_compat.own_optimizer(model)
     if optimizer is None or optimizer.built or not trained:
         return optimizer
     copy = type(optimizer).from_config(optimizer.get_config())

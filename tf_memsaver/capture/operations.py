@@ -77,7 +77,7 @@ def _loop_list_bytes(tensor: Any) -> int:
     """Return the bytes of a list that a while loop fills, one element a step: outputs and values for the gradient."""
     if tensor.op.type not in _LOOPS:
         return 0
-    body = _function_graph(tensor.op.graph, tensor.op.get_attr("body").name)
+    body = function_graph(tensor.op.graph, tensor.op.get_attr("body").name)
     writer = None if body is None else body.outputs[tensor.value_index].op
     place = None if writer is None else {"TensorListPushBack": 1, "TensorListSetItem": 2}.get(writer.type)
     if writer is None or place is None:
@@ -159,19 +159,24 @@ def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:
     for attribute in operation.node_def.attr.values():
         names = [attribute.func.name] if attribute.HasField("func") else [f.name for f in attribute.list.func]
         for name in filter(None, names):
-            body = _function_graph(graph, name)
+            body = function_graph(graph, name)
             if body is not None:
                 yield body
 
 
-def _function_graph(graph: Any, name: str) -> Any | None:
-    """Return the graph of a function by name, looked up from the graph that calls it outwards."""
+def library_function(graph: Any, name: str) -> Any | None:
+    """Return a function by name, looked up from the graph that calls it outwards."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
-            return getattr(function, "graph", None)
+            return function
         graph = getattr(graph, "outer_graph", None)
     return None
+
+
+def function_graph(graph: Any, name: str) -> Any | None:
+    """Return the graph of the function that ``library_function`` finds."""
+    return getattr(library_function(graph, name), "graph", None)
 
 
 def hidden_state(operation: Any, graph: Any) -> str:

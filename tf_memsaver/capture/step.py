@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -98,8 +99,9 @@ class TracedStep:
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
     optimizer: Any = None
 
+    @cached_property
     def reachable(self) -> set[int]:
-        """Return the ids of the operations that something outside depends on: the outputs and every assignment."""
+        """The ids of the operations that something outside depends on: the outputs and every assignment."""
         stack = [tensor.op for tensor in self.outputs]
         stack += [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "Resource"))]
         wanted: set[int] = set()

@@ -80,11 +80,10 @@ def overwritable_inputs(spec: OpSpec) -> tuple[int, ...]:
 def flops(spec: OpSpec) -> int:
     """Return the floating-point operations of one run of the op."""
     rule = _FLOPS.get(spec.type)
-    if rule is not None and not all((*spec.input_shapes[:1], *spec.output_shapes[:1])):
-        return 0
-    if rule is not None:
-        return rule(spec)
-    return sum(math.prod(shape) for shape in spec.output_shapes)
+    if rule is None:
+        return sum(math.prod(shape) for shape in spec.output_shapes)
+    known = all((*spec.input_shapes[:1], *spec.output_shapes[:1]))
+    return rule(spec) if known else 0
 
 
 def bytes_moved(spec: OpSpec) -> int:

@@ -24,8 +24,7 @@ class Dependencies:
     def __init__(self, schedule: Schedule, graph: Graph, forward_count: int) -> None:
         """Read the dependencies off: by data, by the ops' ``after``, and the gates of replays (see ``runtime``)."""
         steps = schedule.steps
-        self._maker = {buffer: place for place, step in enumerate(steps) for buffer in step.news}
-        maker = self._maker
+        maker = {buffer: place for place, step in enumerate(steps) for buffer in step.news}
         waits = [{maker[b] for b in step.touches if maker.get(b, place) != place} for place, step in enumerate(steps)]
         plain = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
         replayed = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and step.replay}

@@ -97,7 +97,7 @@ class Simulator:
                     self.unit_of[value] = op.unit
         self.outlive = [self.roots[value] for value in graph.outputs if not self.resident[value]]
         """The buffers that are live when the step ends."""
-        self._played: dict[tuple[Segment, ...], _Played] = {}
+        self._resident_sizes = [v.nbytes for v in graph.values if v.kind.resident and v.alias_of is None]
         self.static = [self._static_step(op) for op in graph.ops]
         """For each op, its step in the plain schedule."""
 
@@ -154,8 +154,7 @@ class Simulator:
         if not device.threads:
             return self.measure(segments).peak_bytes
         schedule = self._schedule(segments)
-        resident = [v.nbytes for v in self.graph.values if v.kind.resident and v.alias_of is None]
-        ledger = AllocatorLedger(device, schedule.nbytes, resident)
+        ledger = AllocatorLedger(device, schedule.nbytes, self._resident_sizes)
         steps = _with_overlap(schedule, device.pooled_from)
         walk(steps, schedule.nbytes, self.outlive, self.graph.resident_bytes, ledger)
         return ledger.peak_bytes
@@ -167,12 +166,26 @@ class Simulator:
         How long each takes is known roughly only: the first of ``plays`` takes the times as they are, the others vary
         them, always in the same way; the mean of their peaks is returned.
         """
-        if not device_named(self.graph.device).threads:
+        device = device_named(self.graph.device)
+        if not device.threads:
             return self.measure(segments).peak_bytes
-        key = tuple(segments)
-        if key not in self._played:
-            self._played[key] = _Played(self.graph, self._schedule(segments), len(self._forward), self.outlive)
-        return self._played[key].mean_peak(plays)
+        schedule = self._schedule(segments)
+        dependencies = executor.Dependencies(schedule, self.graph, len(self._forward))
+        seconds = [
+            self.graph.ops[step.op].seconds
+            if step.op >= 0
+            else device.seconds(0, 2 * sum(schedule.nbytes[buffer] for buffer in step.news))
+            for step in schedule.steps
+        ]
+        expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
+        outlive, peaks = frozenset(self.outlive), 0
+        for play in range(plays):
+            generator, spread = random.Random(play), _SPREAD if play else 0.0
+            times = [each * generator.lognormvariate(0.0, spread) for each in seconds]
+            ledger = AllocatorLedger(device, schedule.nbytes, self._resident_sizes)
+            executor.run(schedule, dependencies, times, expensive, outlive, ledger, device.threads)
+            peaks += ledger.peak_bytes
+        return peaks // plays
 
     def _replay_seconds(self, schedule: Schedule) -> float:
         ops = self.graph.ops
@@ -238,40 +251,6 @@ def _with_overlap(schedule: Schedule, least_bytes: int) -> list[Step]:
         if sum(schedule.nbytes[buffer] for buffer in step.news) >= least_bytes:
             following = step
     return steps
-
-
-class _Played:
-    """One plan's step as the executor runs it, and the peaks of the plays so far."""
-
-    def __init__(self, graph: Graph, schedule: Schedule, forward_count: int, outlive: Sequence[int]) -> None:
-        self._schedule, self._outlive, self._device = schedule, frozenset(outlive), device_named(graph.device)
-        self._dependencies = executor.Dependencies(schedule, graph, forward_count)
-        self._resident = [v.nbytes for v in graph.values if v.kind.resident and v.alias_of is None]
-        self._seconds = [
-            graph.ops[step.op].seconds
-            if step.op >= 0
-            else self._device.seconds(0, 2 * sum(schedule.nbytes[buffer] for buffer in step.news))
-            for step in schedule.steps
-        ]
-        launch = self._device.seconds_per_op
-        self._expensive = [seconds - launch > self._device.cheap_seconds for seconds in self._seconds]
-        self._peaks: list[int] = []
-
-    def mean_peak(self, plays: int) -> int:
-        while len(self._peaks) < plays:
-            generator, spread = random.Random(len(self._peaks)), _SPREAD if self._peaks else 0.0
-            ledger = AllocatorLedger(self._device, self._schedule.nbytes, self._resident)
-            executor.run(
-                self._schedule,
-                self._dependencies,
-                [seconds * generator.lognormvariate(0.0, spread) for seconds in self._seconds],
-                self._expensive,
-                self._outlive,
-                ledger,
-                self._device.threads,
-            )
-            self._peaks.append(ledger.peak_bytes)
-        return sum(self._peaks[:plays]) // plays
 
 
 def _live_at(schedule: Schedule, last: Sequence[int], place: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +10,24 @@ import tensorflow as tf
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.rewrite.segments import SegmentedForward
+
+
+class SegmentedFunction:
+    """A function whose operations run in the segments of a plan; it takes flat tensors."""
+
+    def __init__(self, calls: FunctionCalls, plan: Plan) -> None:
+        """Prepare the segments.
+
+        Raises:
+          PlanMismatchError: the plan was made for another function.
+        """
+        sequence = calls.sequence
+        plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
+        self.calls, self._forward = calls, SegmentedForward(sequence, plan.segments)
+
+    def __call__(self, flat: Sequence[Any]) -> Any:
+        """Return the function's result for what ``calls.flat_arguments`` returned."""
+        return self.calls.leave(self._forward(self.calls.enter(flat), training=True))
 
 
 def make_optimized_function(calls: FunctionCalls, plan: Plan) -> Any:
@@ -19,13 +38,10 @@ def make_optimized_function(calls: FunctionCalls, plan: Plan) -> Any:
     Raises:
       PlanMismatchError: the plan was made for another function.
     """
-    sequence = calls.sequence
-    plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
-    forward = SegmentedForward(sequence, plan.segments)
+    segmented = SegmentedFunction(calls, plan)
 
     def optimized(*args: Any, **kwargs: Any) -> Any:
-        flat = calls.enter(calls.flat_arguments(args, kwargs))
-        return calls.leave(forward(flat, training=True))
+        return segmented(calls.flat_arguments(args, kwargs))
 
     function = tf.function(optimized, autograph=False)
     args, kwargs = calls.concrete.structured_input_signature

@@ -20,7 +20,7 @@ from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, OutputExistsError, UnsupportedModelError
 from tf_memsaver.files import written_beside
 from tf_memsaver.plan.types import Plan
-from tf_memsaver.rewrite.segments import SegmentedForward
+from tf_memsaver.rewrite.function import SegmentedFunction
 
 PLANS_FILE = os.path.join("assets.extra", "memsaver_plans.json")
 """Where the plans lie in a rewritten SavedModel, by endpoint."""
@@ -28,7 +28,6 @@ PLANS_FILE = os.path.join("assets.extra", "memsaver_plans.json")
 _TRAINING_ARGUMENTS = ("training", "is_training", "train")
 
 Planner = Callable[[FunctionCalls], Plan]
-Forwards = dict[str, tuple[FunctionCalls, SegmentedForward]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def rewrite(
             f"traced for training."
         )
     plans: dict[str, Plan] = {}
-    forwards: Forwards = {}
+    rewritten: dict[str, SegmentedFunction] = {}
     refused: list[MemsaverError] = []
     for key, endpoint in chosen.items():
         try:
@@ -85,12 +84,12 @@ def rewrite(
         except UnsupportedModelError as error:
             refused.append(error)
             continue
-        forwards[key] = calls, SegmentedForward(calls.sequence, plans[key].segments)
+        rewritten[key] = SegmentedFunction(calls, plans[key])
     if not plans:
         raise refused[0]
-    for attribute in dict.fromkeys(endpoint.attribute for endpoint in endpoints if endpoint.key in forwards):
+    for attribute in dict.fromkeys(endpoint.attribute for endpoint in endpoints if endpoint.key in rewritten):
         own = [endpoint for endpoint in endpoints if endpoint.attribute == attribute]
-        setattr(root, attribute, _function(getattr(root, attribute), own, forwards))
+        setattr(root, attribute, _function(getattr(root, attribute), own, rewritten))
     with written_beside(Path(os.path.abspath(target))) as fresh:
         tf.saved_model.save(root, os.fspath(fresh), signatures=dict(getattr(root, "signatures", {})) or None)
         (fresh / PLANS_FILE).parent.mkdir(exist_ok=True)
@@ -133,9 +132,9 @@ def _is_for_training(concrete: Any) -> bool:
     return any(v.trainable for v in concrete.graph.variables) and any(t.dtype.is_floating for t in concrete.outputs)
 
 
-def _function(source: Any, endpoints: Sequence[Endpoint], forwards: Forwards) -> Any:
+def _function(source: Any, endpoints: Sequence[Endpoint], rewritten: dict[str, SegmentedFunction]) -> Any:
     """Return a tf.function with all signatures of ``source``: rewritten where there is a plan, else as it was."""
-    listed = [(e, forwards[e.key][0] if e.key in forwards else FunctionCalls(e.concrete)) for e in endpoints]
+    listed = [(e, rewritten[e.key].calls if e.key in rewritten else FunctionCalls(e.concrete)) for e in endpoints]
 
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         for endpoint, calls in listed:
@@ -145,9 +144,9 @@ def _function(source: Any, endpoints: Sequence[Endpoint], forwards: Forwards) ->
                 continue
             if not calls.accepts(flat):
                 continue
-            if endpoint.key not in forwards:
+            if endpoint.key not in rewritten:
                 return endpoint.concrete(*args, **kwargs)
-            return calls.leave(forwards[endpoint.key][1](calls.enter(flat), training=True))
+            return rewritten[endpoint.key](flat)
         raise InvalidRequestError("the arguments fit no signature of the function")
 
     dispatched.__signature__ = _signature(source)  # type: ignore[attr-defined]
