@@ -21,17 +21,14 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import handle_data_util
 
-from tf_memsaver.capture.operations import library_function
-
-CUSTOM_GRADIENT = "_gradient_op_type"
-"""The attribute that names an operation's own gradient function."""
+from tf_memsaver.capture.operations import CUSTOM_GRADIENT, library_function
 
 _NOT_COPIED = ("_class", "_output_shapes")
 """Attributes that speak of the graph that the operation comes from."""
 
 
 Gradient = Callable[..., Any]
-"""Takes the gradients of an operation's outputs and returns those of its inputs."""
+"""Takes an operation (None when it is being saved) and the gradients of its outputs; returns those of its inputs."""
 
 
 _SHAPES_UNKNOWN = frozenset(
@@ -93,13 +90,21 @@ class Template:
         for source, copy in zip(self._outputs, outputs, strict=False):
             if source.dtype in (tf.resource, tf.variant):
                 handle_data_util.copy_handle_data(source, copy)
-        if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN:
-            for shape, copy in zip(self.shapes, outputs, strict=False):
-                if shape.rank and list(shape).count(None) == 1 and not copy.shape.is_fully_defined():
-                    copy.set_shape([_batch_size.get() if size is None else size for size in shape])
+        for shape, copy in zip(self.shapes, outputs, strict=False):
+            self._set_shape(copy, shape)
         if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):
             _record(made, list(inputs), outputs, name)
         return outputs
+
+    def _set_shape(self, copy: tf.Tensor, shape: tf.TensorShape) -> None:
+        """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
+        if shape.rank is None or copy.shape.is_fully_defined():
+            return
+        sizes = list(shape)
+        if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN and sizes.count(None) == 1:
+            sizes[sizes.index(None)] = _batch_size.get()
+        if sizes != (None if copy.shape.rank is None else list(copy.shape)):
+            copy.set_shape(sizes)
 
 
 def _functions_brought(source: Any, target: Any, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +134,7 @@ def _registered(gradient: Gradient) -> str:
     A tape outside a tf.function asks the registry; it does not see what is recorded inside.
     """
     name = f"MemsaverGradient-{ops.uid()}"
-    ops.RegisterGradient(name)(lambda _, *upstream: gradient(*upstream))
+    ops.RegisterGradient(name)(gradient)
     return name
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient
+
 _READS_OUTPUT = frozenset(
     """Cumprod Elu Exp Expm1 Inv LogSoftmax Max Min Pow Prod Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Softmax Sqrt
     Tanh""".split()
@@ -129,14 +131,8 @@ def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> 
 
 
 def _inside_custom_gradients(operations: Sequence[Any]) -> set[int]:
-    """Return the ids of the operations in functions with a gradient of their own, which are not differentiated.
-
-    ``tf.custom_gradient`` copies the arguments, runs the function, and ends it with an IdentityN of both.
-    """
-    place = {id(operation): number for number, operation in enumerate(operations)}
-    inside: set[int] = set()
-    for end, operation in enumerate(operations):
-        if operation.type == "IdentityN" and "_gradient_op_type" in operation.node_def.attr:
-            start = min((place.get(id(tensor.op), end) for tensor in operation.inputs), default=end)
-            inside.update(id(each) for each in operations[start:end])
-    return inside
+    """Return the ids of the operations in functions with a gradient of their own, which are not differentiated."""
+    reads = [[id(tensor) for tensor in operation.inputs] for operation in operations]
+    makes = [[id(tensor) for tensor in operation.outputs] for operation in operations]
+    ends = [place for place, each in enumerate(operations) if has_custom_gradient(each)]
+    return {id(operations[place]) for body in custom_gradient_bodies(reads, makes, ends) for place in body}

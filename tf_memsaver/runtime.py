@@ -33,22 +33,33 @@ FIRST_RUN = "unrecorded"
 """Name scope, below the model's, of first runs."""
 
 
-def plain_name(name: str, graph: Any) -> str:
+def plain_name(name: str, graph: Any, forward_first: bool) -> str:
     """Return the name scope that sorts in a replay as that of the same operations does in the plain step.
 
     ``name`` is theirs in the first run, in ``graph`` (None if there was none).
 
     Graph optimisation sorts the terms of a sum and the factors of a product by name, and the order is part of the
-    result. Where the backward pass is a function of its own, the plain step's forward operations belong to a call whose
-    name sorts behind that of the backward call; a prefix does as much for replays, which belong to the backward call.
+    result. Where the backward pass is a function of its own, the plain step's forward and backward operations belong to
+    two calls, whose names settle the order (``forward_first``). Replays belong to the backward call: a prefix puts them
+    in front of ``gradients/``, or behind it.
     """
     parts = [part for part in name.split("/") if part and part != FIRST_RUN]
     apart = graph is not None and graph is not tf.compat.v1.get_default_graph()
-    return "".join(f"{part}/" for part in (*(["replayed"] if apart else []), *parts))
+    prefix = ["forward" if forward_first else "replayed"] if apart else []
+    return "".join(f"{part}/" for part in (*prefix, *parts))
 
 
 class Replayable(Protocol):
     """A function of tensors that can be run a second time with the same results and no second side effect."""
+
+    @property
+    def forward_first(self) -> bool:
+        """Whether names of the plain step's forward pass sort before those of its backward pass (``plain_name``)."""
+        ...
+
+    def gradient_name(self, place: int) -> str:
+        """Return how the plain step names the gradient of output ``place``."""
+        ...
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         """Run and return the differentiable outputs (floating tensors)."""
@@ -164,14 +175,20 @@ def _replay_gradients(
             if gate is not None:
                 stack.enter_context(tf.control_dependencies([gate]))
             tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
-            gated = [_gated(gate, *pair) for pair in zip(sources[: shape[1]], inputs, strict=True)]
+            gated = [
+                _gated(gate, *pair, function.forward_first) for pair in zip(sources[: shape[1]], inputs, strict=True)
+            ]
             gated += [tf.identity(tensor) for tensor in sources[shape[1] :]]
             tape.watch(gated)
             start = _size_of_graph()
             outputs = function.replay(gated[: shape[1]], gated[shape[1] :], [_behind(gate, tensor) for tensor in held])
         end = _size_of_graph()
         targets = [outputs[place] for place in places]
-        gradients = tape.gradient(targets, gated, output_gradients=list(arrived))
+        named = [
+            _named(gate, function.gradient_name(place), gradient, output)
+            for place, gradient, output in zip(places, arrived, targets, strict=True)
+        ]
+        gradients = tape.gradient(targets, gated, output_gradients=named)
         connected[:] = [gradient is not None for gradient in gradients]
 
         def second(*_: Any, variables: Any = None) -> Any:
@@ -220,11 +237,35 @@ def _maker(tensor: tf.Tensor) -> tf.Operation:
     return tensor.op
 
 
-def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor) -> tf.Tensor:
+_OWN_GRADIENT_OPS = frozenset(
+    """AvgPool BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Elu FusedBatchNormV3 IdentityN LeakyRelu
+    MatMul MaxPool Relu Relu6 Selu Sigmoid Softplus Softsign Tanh""".split()
+)
+"""Ops whose gradients are kernels of their own, which graph optimisation does not reorder."""
+
+
+def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
+
+    It becomes a term of a sum or a factor of a product, which are sorted by name. In a function of its own, as a saved
+    custom gradient is, it is an argument, and would have a name in another function.
+    """
+    if gate is None or gradient.op.type != "Placeholder":
+        return gradient
+    source = output.op
+    while source.type in ("BiasAdd", "Identity", "Reshape"):
+        source = source.inputs[0].op
+    if source.type in _OWN_GRADIENT_OPS:
+        return gradient
+    with tf.name_scope(f"{name}/"):
+        return _behind(gate, gradient, "arrived")
+
+
+def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor, forward_first: bool) -> tf.Tensor:
     """Return ``_behind`` of ``tensor``, with the name of ``origin``, which it is a copy of."""
     if gate is None:
         return _behind(None, tensor)
-    with tf.name_scope(plain_name(_maker(origin).name, origin.graph)):
+    with tf.name_scope(plain_name(_maker(origin).name, origin.graph, forward_first)):
         return _behind(gate, tensor, "gated")
 
 

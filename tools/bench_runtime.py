@@ -43,8 +43,13 @@ def activation_bytes(variant: str) -> int:
         return x
 
     class Block:
+        forward_first = False
+
         def first_run(self, inputs: Any, kernels: Any) -> list[Any]:
             return [block(inputs[0], *kernels)]
+
+        def gradient_name(self, place: int) -> str:
+            return f"output_{place}"
 
         def held(self) -> list[Any]:
             return []

@@ -38,8 +38,7 @@ def segments_of(names: Sequence[str], spans: Sequence[Span], start: int = 0, sto
     return made
 
 
-def plan_of(model: Any, segments: Sequence[Segment], batch_size: int = 4) -> Plan:
-    sequence = list_layer_calls(model)
+def plan_of(sequence: CallSequence, segments: Sequence[Segment], batch_size: int = 4) -> Plan:
     return Plan(
         segments=tuple(segments),
         batch_size=batch_size,
@@ -57,7 +56,7 @@ def plan_of(model: Any, segments: Sequence[Segment], batch_size: int = 4) -> Pla
 
 def hand_plan(model: Any, *spans: Span) -> Plan:
     """Return a plan with a recompute segment for each ``(first, last)`` pair of labels."""
-    return plan_of(model, segments_of(labels(model), spans))
+    return plan_of(list_layer_calls(model), segments_of(labels(model), spans))
 
 
 def optimized_by_hand(model: Any, *spans: Span) -> Any:
@@ -89,7 +88,7 @@ def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3) -> li
 def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3) -> Any:
     segments = runs_between_cuts(model, batch_size=batch_size, length=length)
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
-    return make_optimized(model, plan_of(model, segments, batch_size))
+    return make_optimized(model, plan_of(list_layer_calls(model), segments, batch_size))
 
 
 def naive(model: Any, *spans: Span, capture_skips: bool = False) -> Any:

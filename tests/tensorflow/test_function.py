@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -13,12 +13,14 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tests.tensorflow.plans import plan_of
 from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.plan.types import Request, Segment, SegmentMode
 from tf_memsaver.rewrite.function import make_optimized_function
+from tf_memsaver.rewrite.segments import SegmentedForward
 
 MIB = 2**20
 Case = tuple[Any, list[tf.Variable], list[tf.Tensor]]
@@ -42,20 +44,7 @@ def cut_everywhere(calls: FunctionCalls, batch_size: int) -> tuple[Any, int]:
         )
         for start, stop in itertools.pairwise(edges)
     )
-    plan = Plan(
-        segments=segments,
-        batch_size=batch_size,
-        strategy="auto",
-        planner="by hand",
-        peak_bytes=1,
-        plain_peak_bytes=1,
-        step_overhead=0.0,
-        plan_seconds=0.0,
-        request=Request(),
-        labels=tuple(unit.label for unit in graph.units),
-        signatures=graph.signatures,
-        versions=(),
-    )
+    plan = plan_of(calls.sequence, segments, batch_size)
     recomputed = sum(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
     return make_optimized_function(calls, plan), recomputed
 
@@ -151,6 +140,25 @@ def embedding() -> Case:
     return _keras(keras.Model(inputs, x), ids)
 
 
+def silu() -> Case:
+    return dense("silu")
+
+
+def looped() -> Case:
+    """A loop that reads a variable: its gradient function has state, and is called by another operation."""
+    generator = np.random.default_rng(1)
+    matrices = [tf.Variable(generator.standard_normal((16, 16)).astype(np.float32) / 4) for _ in range(6)]
+
+    def call(x: tf.Tensor) -> tf.Tensor:
+        for matrix in matrices:
+            x = tf.nn.gelu(x @ matrix)
+        for _ in tf.range(2):
+            x = tf.tanh(x @ matrices[0])
+        return x
+
+    return tf.function(call), matrices, [tf.constant(_normal(64, 16))]
+
+
 def half() -> Case:
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -214,6 +222,7 @@ CASES: list[Callable[[], Case]] = [
     half,
     brain_half,
     module,
+    looped,
 ]
 
 
@@ -231,6 +240,44 @@ def test_segments_between_all_cuts_train_alike(build: Callable[[], Case]) -> Non
 @pytest.mark.parametrize("activation", ["relu", "tanh", "silu", "softplus", "mish", "elu", "selu", "leaky_relu"])
 def test_activations_cut_anywhere(activation: str) -> None:
     test_segments_between_all_cuts_train_alike(lambda: dense(activation))
+
+
+@pytest.mark.parametrize("build", [silu, convolutions, module], ids=lambda build: build.__name__)
+def test_copies_have_names_shapes_and_order_of_the_source(build: Callable[[], Case]) -> None:
+    # Graph optimisation sorts by names, folds by shapes, and fuses what nothing must run in between.
+    function, _, arguments = build()
+    concrete = concrete_function(function, [spec_of(t) for t in arguments])
+    before = set(_described(concrete.graph))
+    calls = FunctionCalls(concrete)
+    count = len(calls.sequence.calls)
+    forward = SegmentedForward(calls.sequence, [Segment(start=0, stop=count, mode=SegmentMode.STORE)])
+    copy = tf.function(lambda x: calls.leave(forward(calls.enter([x]), training=True)), autograph=False)
+    inlined = ("PartitionedCall", "Identity", "NoOp")
+    missing = before - set(_described(copy.get_concrete_function(spec_of(arguments[0])).graph))
+    assert [each for each in missing if not each[1].endswith(inlined)] == []
+
+
+def _described(graph: Any) -> Iterator[tuple[str, str, str]]:
+    """Name, type and shapes of operations, but for constants, arguments and what runs a second time."""
+    for each in graph.get_operations():
+        if each.type not in ("Const", "Placeholder"):
+            yield each.name, each.type, str([t.shape for t in each.outputs])
+
+
+def test_a_function_with_its_own_gradient_is_one_unit() -> None:
+    function, _, arguments = silu()
+    calls = FunctionCalls(concrete_function(function, [spec_of(t) for t in arguments]))
+    kinds = [[member.operation.type for member in call.members] for call in calls.sequence.calls]
+    inside = [group for group in kinds if "IdentityN" in group]
+    assert len(inside) == 4 and all({"Sigmoid", "Mul", "IdentityN"} <= set(group) for group in inside)
+
+
+def test_gradients_keep_what_must_run_before() -> None:
+    # The gradient of silu computes the sigmoid anew once the upstream gradient is there, not before.
+    function, _, arguments = silu()
+    calls = FunctionCalls(concrete_function(function, [spec_of(t) for t in arguments]))
+    gradients = [m.gradient for call in calls.sequence.calls for m in call.members if m.gradient is not None]
+    assert gradients and all(set(g.upstream) & {s for c in g.calls for s in c.after} for g in gradients)
 
 
 def test_a_function_that_was_trained_already() -> None:

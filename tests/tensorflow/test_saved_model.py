@@ -74,7 +74,9 @@ def _trained(folder: str, name: str, batch: Any, scratch: Path, steps: int) -> d
         return dict(found)
 
 
-@pytest.mark.parametrize("case", ["reusable", "convolutions", "recurrent", "module", "embedding"])
+@pytest.mark.parametrize(
+    "case", ["reusable", "convolutions", "recurrent", "module", "embedding", "attention", "silu", "looped"]
+)
 def test_source_and_rewritten_train_alike(case: str, tmp_path: Path) -> None:
     made = _reusable(tmp_path) if case == "reusable" else _module(getattr(functions, case), tmp_path)
     source, name, batch = made

@@ -25,6 +25,7 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import hand_plan, labels, naive, optimized_between_cuts, optimized_by_hand, plan_of
 from tests.tensorflow.training import assert_identical, assert_trains_alike, batch_for, differing, square_loss, train
 from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.layer_calls import list_layer_calls
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.types import Request, Segment, SegmentMode
@@ -432,7 +433,7 @@ def test_trap_18_neither_one_tiny_nor_one_huge_segment_is_best() -> None:
     def simulated(first: int, stop: int) -> tuple[int, Any]:
         edges = [(0, first, "store"), (first, stop, "recompute"), (stop, count, "store")]
         segments = [Segment(start=a, stop=b, mode=SegmentMode(m)) for a, b, m in edges if a < b]
-        return problem.simulator.run(segments).peak_bytes, plan_of(model, segments, batch)
+        return problem.simulator.run(segments).peak_bytes, plan_of(list_layer_calls(model), segments, batch)
 
     tiny, _ = simulated(11, 12)
     huge, huge_plan = simulated(0, count - 1)

@@ -52,6 +52,10 @@ class Call(Protocol):
         """The reason why it cannot be replayed, or an empty string."""
         ...
 
+    def readers(self, slot: int) -> list[str]:
+        """Return the names of what reads a slot and sends a gradient to it."""
+        ...
+
     def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
         """Run on the tensors in ``slots``; return what goes to ``outputs``."""
         ...
@@ -63,7 +67,8 @@ class CallSequence:
 
     ``inputs`` are the slots that are filled before the first call, ``outputs`` those that hold the results. Slots in
     ``resident`` (among ``inputs``) are live during the whole step, so that segments read them without a copy; those of
-    them in ``weights`` are made of trained variables, and gradients are taken for them.
+    them in ``weights`` are made of trained variables, and gradients are taken for them. ``forward_first`` says whether
+    a call of the model as a function of its own sorts before the call of its gradient, by name.
     """
 
     calls: tuple[Call, ...]
@@ -72,6 +77,7 @@ class CallSequence:
     slot_count: int
     resident: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
+    forward_first: bool = False
 
     @property
     def signatures(self) -> tuple[str, ...]:

@@ -18,9 +18,15 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
 from tf_memsaver.capture.calls import CallSequence
-from tf_memsaver.capture.operations import FUNCTION_CALLS, function_graph
+from tf_memsaver.capture.operations import (
+    CUSTOM_GRADIENT,
+    FUNCTION_CALLS,
+    custom_gradient_bodies,
+    function_graph,
+    has_custom_gradient,
+)
 from tf_memsaver.cost import rules
-from tf_memsaver.emission import CUSTOM_GRADIENT, Template
+from tf_memsaver.emission import Template
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 
 LARGE_ELEMENTS = 4096
@@ -29,7 +35,24 @@ LARGE_ELEMENTS = 4096
 LARGEST_REPEATED_CONSTANT = 16384
 """Bytes. Smaller constants are made anew where they are read, so that shapes stay known inside segments."""
 
+_STATEFUL_CALLS = frozenset({"Case", "If", "StatefulPartitionedCall", "While"})
+"""Operations whose gradients may have state."""
+
 _ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constant:
+    """A small Const, which is made anew in each group that reads it."""
+
+    operation: Template
+    label: str
+
+    def run(self, called: str) -> tf.Tensor:
+        """Emit it."""
+        # Behind the gate of a replay it would be no constant to the graph optimizer, which folds constants into others.
+        with tf.control_dependencies(None):
+            return self.operation.emit([], _without(called, self.label))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,22 +61,24 @@ class CustomGradient:
 
     Its function may look at any tensor of the graph that it was defined in: ``captured`` are their slots, which are
     those of the forward pass. ``upstream`` are slots of its arguments, ``results`` of its results (None where it has
-    none).
+    none). ``function`` names the call that it consists of, as in a loaded SavedModel, or is empty.
     """
 
     calls: tuple[OpCall, ...]
+    function: str
     captured: tuple[int, ...]
     upstream: tuple[int, ...]
     results: tuple[int | None, ...]
 
     def bound(self, slots: Any) -> Callable[..., list[Any]]:
-        """Return the gradient function for the tensors that are in ``slots`` now."""
+        """Return the gradient function, as TensorFlow registers them, for the tensors that are in ``slots`` now."""
         seen = {slot: slots[slot] for slot in self.captured}
 
-        def gradient(*upstream: Any) -> list[Any]:
+        def gradient(operation: Any, *upstream: Any) -> list[Any]:
             local = {**seen, **dict(zip(self.upstream, upstream, strict=True))}
             for call in self.calls:
-                call.run(local)
+                # Saving asks without an operation, and puts what it gets into a function to be called again.
+                call.run(local, called="" if operation is not None else self.function)
             return [None if slot is None else local[slot] for slot in self.results]
 
         return gradient
@@ -64,32 +89,38 @@ class OpCall:
     """One operation of the function.
 
     ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
-    ``passes_lists`` says whether lists of tensors go in or out.
+    ``after`` are slots whose operations must run before; ``passes_lists`` says whether lists of tensors go in or out.
     """
 
     operation: Template
     label: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    constants: tuple[Template | None, ...]
+    constants: tuple[Constant | None, ...]
     variables: tuple[tf.Variable, ...]
+    after: tuple[int, ...] = ()
     gradient: CustomGradient | None = None
     passes_lists: bool = False
 
-    def run(self, slots: Any) -> None:
-        """Emit the operation on the tensors in ``slots`` and put what it makes there."""
+    def run(self, slots: dict[int, Any], called: str = "") -> None:
+        """Emit the operation on the tensors in ``slots`` and put what it makes there.
+
+        ``called`` is a call that its name leaves out. The names of the source matter: graph optimisation sorts by them.
+        """
+        label = _without(called, self.label)
         for variable in self.variables:
             resource_variable_ops.variable_accessed(variable)
         if self.operation.type == "ReadVariableOp" and self.variables:
-            slots[self.outputs[0]] = self.variables[0].value()
+            with tf.name_scope(f"{tf.get_current_name_scope()}/{label.rpartition('/')[0]}/".lstrip("/")):
+                slots[self.outputs[0]] = self.variables[0].value()
             return
-        tensors = [
-            slots[slot] if constant is None else _constant(constant, f"{self.label}/{constant.name.rsplit('/', 1)[-1]}")
-            for slot, constant in zip(self.inputs, self.constants, strict=True)
-        ]
+        for slot, constant in zip(self.inputs, self.constants, strict=True):
+            if constant is not None and slot not in slots:
+                slots[slot] = constant.run(called)
+        tensors = [slots[slot] for slot in self.inputs]
         gradient = None if self.gradient is None else self.gradient.bound(slots)
-        for slot, tensor in zip(self.outputs, self.operation.emit(tensors, self.label, gradient), strict=True):
-            slots[slot] = tensor
+        with tf.control_dependencies([slots[slot] for slot in self.after if slot in slots]):
+            slots.update(zip(self.outputs, self.operation.emit(tensors, label, gradient), strict=True))
 
     @property
     def reads(self) -> list[int]:
@@ -136,6 +167,15 @@ class GroupCall:
         """The reason of the first member that has one."""
         return next(filter(None, (member.pinned for member in self.members)), "")
 
+    def readers(self, slot: int) -> list[str]:
+        """Return the names of the operations that read a slot, once for each read."""
+        return [
+            member.label
+            for member in self.members
+            for read in member.inputs
+            if read == slot and member.operation.type not in rules.METADATA_READERS
+        ]
+
     def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
         """Emit all operations; ``training`` is settled in the traced function."""
         del training
@@ -145,10 +185,8 @@ class GroupCall:
         return [local[slot] for slot in self.outputs]
 
 
-def _constant(operation: Template, name: str) -> tf.Tensor:
-    # Behind the gate of a replay it would be no constant to the graph optimizer, which folds constants into others.
-    with tf.control_dependencies(None):
-        return operation.emit([], name)[0]
+def _without(called: str, label: str) -> str:
+    return label.removeprefix(f"{called}/") if called else label
 
 
 class FunctionCalls:
@@ -185,6 +223,7 @@ class FunctionCalls:
             slot_count=flat.slot_count,
             resident=frozenset(range(self.argument_count, count)) | frozenset(made),
             weights=self._trained(made),
+            forward_first=any(call.operation.type in _STATEFUL_CALLS for call in rest) and _sorts_first(concrete),
         )
 
     @property
@@ -268,6 +307,25 @@ def _python_values(argument: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(argument) if not isinstance(leaf, tensors)]
 
 
+def _sorts_first(concrete: Any) -> bool:
+    """Whether a call of a function has a name that sorts before that of the call of its gradient function.
+
+    A function without state is called by a PartitionedCall, one with state by a StatefulPartitionedCall.
+    """
+    graph = tf.__internal__.FuncGraph("gradient")
+    captures = list(concrete.captured_inputs)
+    with graph.as_default():
+        specs = concrete.graph.inputs[: len(concrete.graph.inputs) - len(captures)]
+        arguments = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in specs]
+        with tf.GradientTape() as tape:
+            # By flat tensors, which no public call takes.
+            results = tf.nest.flatten(concrete._call_flat(arguments, captures), expand_composites=True)
+        floats = [tensor for tensor in results if tensor is not None and tensor.dtype.is_floating]
+        tape.gradient(floats, [variable for variable in concrete.graph.variables if variable.trainable])
+    calls = [operation.name for operation in graph.get_operations() if operation.type in FUNCTION_CALLS]
+    return bool(calls) and f"{calls[0]}/" < f"{calls[-1]}/"
+
+
 def _with_nones(concrete: Any, flat: Sequence[Any]) -> list[Any]:
     """Return flat outputs with ``None`` where the structure has it, which the graph's outputs leave out."""
     left = iter(flat)
@@ -282,13 +340,13 @@ class _Inliner:
         self.calls: list[OpCall] = []
         self._variable_of = variable_of
         self.slot_count = 0
-        self._constant_of: dict[int, Template] = {}
+        self._constant_of: dict[int, Constant] = {}
         slots = {id(tensor): self._new() for tensor in graph.inputs}
         self._walk(graph, "", slots)
         self.outputs = [slots[id(tensor)] for tensor in graph.outputs]
         for slot in self.outputs:
             if slot in self._constant_of:
-                self._add(self._constant_of.pop(slot), "", [], [slot])
+                self._add(self._constant_of.pop(slot).operation, "", [], [slot])
 
     def _new(self) -> int:
         self.slot_count += 1
@@ -309,10 +367,12 @@ class _Inliner:
             made = [self._new() for _ in outputs]
             slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
-                self._constant_of[made[0]] = Template(operation)
+                self._constant_of[made[0]] = Constant(operation=Template(operation), label=prefix + operation.name)
             else:
-                gradient = self._custom_gradient(operation, prefix, slots)
-                self._add(Template(operation), prefix, inputs, made, gradient)
+                before = [each.outputs[0] for each in operation.control_inputs if each.outputs]
+                after = [slots[id(tensor)] for tensor in before if id(tensor) in slots]
+                gradient = self._custom_gradient(operation, slots)
+                self._add(Template(operation), prefix, inputs, made, after, gradient)
 
     def _add(
         self,
@@ -320,6 +380,7 @@ class _Inliner:
         prefix: str,
         inputs: Sequence[int],
         outputs: Sequence[int],
+        after: Sequence[int] = (),
         gradient: CustomGradient | None = None,
     ) -> None:
         self.calls.append(
@@ -330,14 +391,15 @@ class _Inliner:
                 outputs=tuple(outputs),
                 constants=tuple(self._constant_of.get(slot) for slot in inputs),
                 variables=tuple(self._variable_of[slot] for slot in inputs if slot in self._variable_of),
+                after=tuple(slot for slot in after if slot not in self._constant_of),
                 gradient=gradient,
                 passes_lists=tf.variant in (*operation.read_dtypes, *operation.dtypes),
             )
         )
 
-    def _custom_gradient(self, operation: Any, prefix: str, slots: Mapping[int, int]) -> CustomGradient | None:
+    def _custom_gradient(self, operation: Any, slots: Mapping[int, int]) -> CustomGradient | None:
         """Return the gradient that an operation brings along, listed as calls like the function itself."""
-        if operation.type != "IdentityN" or CUSTOM_GRADIENT not in operation.node_def.attr:
+        if not has_custom_gradient(operation):
             return None
         with operation.graph.as_default():
             graph = tf.__internal__.FuncGraph("gradient")
@@ -355,10 +417,12 @@ class _Inliner:
         captured = tuple(slot for slot in dict.fromkeys(inner.values()) if slot not in self._constant_of)
         inner.update({id(tensor): self._new() for tensor in upstream})
         outer_calls, self.calls = self.calls, []
-        self._walk(graph, prefix, inner)
+        self._walk(graph, "", inner)
         calls, self.calls = self.calls, outer_calls
+        own = [each for each in graph.get_operations() if each.type not in ("Const", "Identity", "Placeholder")]
         return CustomGradient(
             calls=tuple(calls),
+            function=own[0].name if len(own) == 1 and own[0].type in FUNCTION_CALLS else "",
             captured=captured,
             upstream=tuple(inner[id(tensor)] for tensor in upstream),
             results=tuple(None if tensor is None else inner[id(tensor)] for tensor in results),
@@ -427,14 +491,20 @@ def _assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
 
 
 def _grouped(calls: Sequence[OpCall], outputs: Iterable[int]) -> tuple[GroupCall, ...]:
-    """Group consecutive calls: up to the next that makes a large tensor; a pinned one stands alone."""
+    """Group consecutive calls: up to the next that makes a large tensor; a pinned one stands alone.
+
+    A function that has a gradient of its own stays in one group, with the gradient.
+    """
+    ends = [place for place, call in enumerate(calls) if call.gradient is not None]
+    bodies = custom_gradient_bodies([call.inputs for call in calls], [call.outputs for call in calls], ends)
+    inside = {place for body, end in zip(bodies, ends, strict=True) for place in range(min(body, default=end), end)}
     groups: list[list[OpCall]] = []
     open_group = False
-    for call in calls:
+    for place, call in enumerate(calls):
         if call.pinned or not open_group:
             groups.append([])
         groups[-1].append(call)
-        open_group = not call.pinned and not _makes_large(call)
+        open_group = not call.pinned and (place in inside or not _makes_large(call))
     last_read: dict[int, int] = dict.fromkeys(outputs, len(groups))
     for number, group in reversed(list(enumerate(groups))):
         for call in group:

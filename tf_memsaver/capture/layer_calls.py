@@ -62,6 +62,10 @@ class LayerCall:
         """Nothing that a layer call shows on its own: what its operations are decides."""
         return ""
 
+    def readers(self, slot: int) -> list[str]:
+        """Return the layer's name, if it reads a slot: what happens inside is not known."""
+        return [self.label] if slot in self.inputs else []
+
     def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
         """Call the operation on the tensors in ``slots``; return its flat outputs."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.cost import rules
+
+CUSTOM_GRADIENT = "_gradient_op_type"
+"""The attribute that names an operation's own gradient function."""
 
 FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
@@ -191,3 +194,43 @@ def hidden_state(operation: Any, graph: Any) -> str:
     if not operation.op_def.is_stateful or operation.type in _NO_REPLAY_STATE:
         return ""
     return operation.type if operation.type != "Placeholder" else ""
+
+
+def has_custom_gradient(operation: Any) -> bool:
+    """Whether an operation ends a function that has a gradient of its own."""
+    return operation.type == "IdentityN" and CUSTOM_GRADIENT in operation.node_def.attr
+
+
+def custom_gradient_bodies(
+    reads: Sequence[Sequence[Hashable]], makes: Sequence[Sequence[Hashable]], ends: Iterable[int]
+) -> list[list[int]]:
+    """Return the places of the operations in each function that has a gradient of its own, in order.
+
+    ``tf.custom_gradient`` runs the function and ends it with an IdentityN of its results and arguments. What the
+    results are made of behind the last of the arguments is the function.
+
+    Args:
+      reads: the tensors that each operation reads, in the order in which they run.
+      makes: the tensors that each operation makes.
+      ends: the places of the IdentityNs.
+    """
+    maker = {tensor: place for place, made in enumerate(makes) for tensor in made}
+    bodies = []
+    for end in ends:
+        inputs = set(reads[end])
+        body: list[int] = []
+        for argument in sorted(inputs, key=lambda tensor: maker.get(tensor, -1), reverse=True):
+            after = range(maker.get(argument, -1) + 1, end)
+            reached = {argument}
+            for place in after:
+                if not reached.isdisjoint(reads[place]):
+                    reached.update(makes[place])
+            wanted = reached.intersection(inputs) - {argument}
+            if wanted:
+                for place in reversed(after):
+                    if not wanted.isdisjoint(makes[place]):
+                        wanted.update(reads[place])
+                        body.append(place)
+                break
+        bodies.append(sorted(body))
+    return bodies

@@ -7,6 +7,7 @@ held. It runs inside a scope that catches updates and losses; they are applied o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,8 @@ class _Block:
     spent: tuple[int, ...]
     weights: frozenset[int]
     resident: frozenset[int]
+    forward_first: bool
+    gradient_names: dict[int, str]
     variables: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -95,6 +98,8 @@ class _Block:
             spent=tuple(slot for slot in read if last_readers[slot] < segment.stop),
             weights=sequence.weights,
             resident=sequence.resident - sequence.weights,
+            forward_first=sequence.forward_first,
+            gradient_names={slot: _gradient_name(sequence, slot, segment.stop) for slot in kept},
         )
         block._list_variables(calls)
         return block
@@ -146,6 +151,12 @@ class _Block:
         return True
 
 
+def _gradient_name(sequence: CallSequence, slot: int, after: int) -> str:
+    """Return the name, in the plain step, of the gradient that arrives for a slot from the calls behind ``after``."""
+    readers = [name for call in sequence.calls[after:] for name in call.readers(slot)]
+    return re.sub(r"[^\w./-]", "_", f"gradients/{readers[0]}_grad", flags=re.ASCII) if len(readers) == 1 else "AddN"
+
+
 class _UnlistedVariablesError(Exception):
     def __init__(self, variables: list[Any]) -> None:
         super().__init__(variables)
@@ -187,6 +198,13 @@ class _Run:
         self._updates: list[tuple[Any, Any]] = []
         self._loss_owners: list[Any] = []
 
+    @property
+    def forward_first(self) -> bool:
+        return self._block.forward_first
+
+    def gradient_name(self, place: int) -> str:
+        return self._block.gradient_names[self._float_outputs[place]] if place < len(self._float_outputs) else "loss"
+
     # runtime.Replayable -------------------------------------------------------------------------------------------
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
@@ -219,7 +237,7 @@ class _Run:
             *zip(self._held_variables, held[fixed:], strict=True),
         ]
         # What is differentiated, the replay, takes the names of the plain step, and the first run other ones.
-        with tf.name_scope(plain_name(self._name_scope, self._graph)):
+        with tf.name_scope(plain_name(self._name_scope, self._graph, self.forward_first)):
             slots, scope = self._run(inputs, weights, held[:fixed], given)
         return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in scope.losses_added()]
 
