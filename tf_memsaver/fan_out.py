@@ -16,14 +16,14 @@ import tensorflow as tf
 from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient
 
 _READS_OUTPUT = frozenset(
-    """Cumprod Elu Exp Expm1 Inv LogSoftmax Max Min Pow Prod Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Softmax Sqrt
+    """Cumprod Elu Exp Expm1 Inv LogSoftmax Max Min Prod Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Softmax Sqrt
     Tanh""".split()
 )
 """Ops whose gradient reads what they return."""
 
 _READS_INPUT = frozenset(
     """Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Cos Cosh Cumprod Digamma Erf Erfc Erfinv L2Loss
-    LeakyRelu Lgamma Log Log1p Max Min Ndtri Prod Sin Sinh Softplus Softsign Square Tan""".split()
+    LeakyRelu Lgamma Log Log1p Max Min Ndtri Pow Prod Sin Sinh Softplus Softsign Square Tan""".split()
 )
 """Ops whose gradient reads what they are given."""
 
@@ -39,13 +39,19 @@ _FUSED_WITH_PADS = frozenset("AvgPool BatchMatMulV2 Conv2D Conv3D DepthwiseConv2
 """Readers that are fused with nothing in front of them but a padding."""
 
 
-def first_run_witness(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> tf.Tensor | None:
+def first_run_witness(
+    operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any], gradient_scope: str
+) -> tf.Tensor | None:
     """Add a reader to every value that the plain step's backward ops read and that has one reader here.
+
+    The square that the gradient of a cube computes is added, too: graph optimisation takes it for the forward pass as
+    well, and folds constants by its name.
 
     Args:
       operations: what a first run added to its graph, in order.
       sources: the tensors that gradients are taken for.
       results: the tensors that gradients come from.
+      gradient_scope: where names sort, relative to those of the operations, as in the plain step's backward pass.
 
     Returns:
       What was read, as one float32 vector, or None if nothing was. What is run must depend on it by data: where a
@@ -60,7 +66,15 @@ def first_run_witness(operations: Sequence[Any], sources: Iterable[Any], results
         only = readers.get(id(tensor), [])
         return len(only) == 1 and (only[0].type not in _FUSED_WITH_PADS or tensor.op.type in ("Pad", "PadV2"))
 
-    return _witness(t for t in _read_by_gradients(operations, sources, results) if may_be_fused(t))
+    read = [t for t in _read_by_gradients(operations, sources, results) if may_be_fused(t)]
+    return _witness([*read, *_squares_of_cubes(operations, gradient_scope)])
+
+
+def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterator[tf.Tensor]:
+    for operation in operations:
+        if operation.type == "Pow" and tf.get_static_value(operation.inputs[1]) == 3:
+            with tf.name_scope(f"{gradient_scope}/{operation.name}_grad/"):
+                yield tf.raw_ops.Pow(x=operation.inputs[0], y=tf.constant(2, operation.inputs[1].dtype), name="Pow")
 
 
 def replay_witness(replayed: Sequence[Any], added: Sequence[Any], gradients: Iterable[Any]) -> tf.Tensor | None:
@@ -116,7 +130,7 @@ def _read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], result
                 (operation.type in _READS_OTHERS and others) or (operation.type in _READS_INPUT and leading[place])
             ):
                 yield tensor
-        if operation.type in _READS_OUTPUT:
+        if operation.type in _READS_OUTPUT or (operation.type == "Pow" and leading[1]):
             yield from operation.outputs
 
 

@@ -33,7 +33,11 @@ FIRST_RUN = "unrecorded"
 """Name scope, below the model's, of first runs."""
 
 
-def plain_name(name: str, graph: Any, forward_first: bool) -> str:
+_GRADIENT_SCOPES = {None: "gradient_tape", False: "gradients", True: "zz_gradients"}
+"""Scopes that sort, relative to first runs, as the plain step's backward pass; by ``Replayable.forward_first``."""
+
+
+def plain_name(name: str, graph: Any, forward_first: bool | None) -> str:
     """Return the name scope that sorts in a replay as that of the same operations does in the plain step.
 
     ``name`` is theirs in the first run, in ``graph`` (None if there was none).
@@ -53,8 +57,8 @@ class Replayable(Protocol):
     """A function of tensors that can be run a second time with the same results and no second side effect."""
 
     @property
-    def forward_first(self) -> bool:
-        """Whether names of the plain step's forward pass sort before those of its backward pass (``plain_name``)."""
+    def forward_first(self) -> bool | None:
+        """Whether the plain step's forward pass sorts before its backward pass, by name (``CallSequence``)."""
         ...
 
     def gradient_name(self, place: int) -> str:
@@ -117,7 +121,8 @@ def _first_run(
     graph = tf.compat.v1.get_default_graph()
     start = graph.num_operations()
     outputs = function.first_run(inputs, weights)
-    witness = first_run_witness(graph.get_operations()[start:], [*inputs, *weights], outputs)
+    scope = _GRADIENT_SCOPES[function.forward_first]
+    witness = first_run_witness(graph.get_operations()[start:], [*inputs, *weights], outputs, scope)
     return outputs, () if witness is None else (witness,)
 
 
@@ -261,7 +266,7 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
         return _behind(gate, gradient, "arrived")
 
 
-def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor, forward_first: bool) -> tf.Tensor:
+def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
     """Return ``_behind`` of ``tensor``, with the name of ``origin``, which it is a copy of."""
     if gate is None:
         return _behind(None, tensor)

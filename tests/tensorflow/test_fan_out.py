@@ -48,14 +48,29 @@ def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expecte
 def test_no_witness_where_there_are_readers_enough() -> None:
     operations, sources, result = traced(lambda x, w: (lambda y: y * y + tf.sin(y))(x @ w))
     with sources[0].graph.as_default():
-        assert fan_out.first_run_witness(operations, sources, [result]) is None
+        assert fan_out.first_run_witness(operations, sources, [result], "gradients") is None
 
 
 def test_a_witness_has_one_element_of_each_value() -> None:
     operations, sources, result = traced(lambda x, w: tf.nn.gelu(x @ w))
     with sources[0].graph.as_default():
-        witness = fan_out.first_run_witness(operations, sources, [result])
+        witness = fan_out.first_run_witness(operations, sources, [result], "gradients")
     assert witness is not None and witness.dtype == tf.float32 and witness.shape.rank == 1
+
+
+def test_a_cube_comes_with_the_square_of_its_gradient() -> None:
+    operations, sources, result = traced(lambda x, w: 0.04 * tf.pow(x @ w, 3.0))
+    with sources[0].graph.as_default():
+        start = sources[0].graph.num_operations()
+        fan_out.first_run_witness(operations, sources, [result], "gradients")
+        added = sources[0].graph.get_operations()[start:]
+    square = next(operation for operation in added if operation.type == "Pow")
+    assert square.name.startswith("gradients/") and tf.get_static_value(square.inputs[1]) == 2.0
+    # The cube itself is read by nobody else: a constant in front of it moves into it.
+    read = [each.inputs[0].op for each in added if each.type == "Reshape"]
+    assert {each.type for each in read} == {"MatMul", "Pow"} and all(
+        each.name.startswith("gradients/") for each in read if each.type == "Pow"
+    )
 
 
 def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:

@@ -68,7 +68,8 @@ class CallSequence:
     ``inputs`` are the slots that are filled before the first call, ``outputs`` those that hold the results. Slots in
     ``resident`` (among ``inputs``) are live during the whole step, so that segments read them without a copy; those of
     them in ``weights`` are made of trained variables, and gradients are taken for them. ``forward_first`` says whether
-    a call of the model as a function of its own sorts before the call of its gradient, by name.
+    a call of the model as a function of its own sorts before the call of its gradient, by name; None if the model runs
+    in the graph of its gradient.
     """
 
     calls: tuple[Call, ...]
@@ -77,7 +78,7 @@ class CallSequence:
     slot_count: int
     resident: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
-    forward_first: bool = False
+    forward_first: bool | None = None
 
     @property
     def signatures(self) -> tuple[str, ...]:

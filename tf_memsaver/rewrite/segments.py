@@ -68,7 +68,7 @@ class _Block:
     spent: tuple[int, ...]
     weights: frozenset[int]
     resident: frozenset[int]
-    forward_first: bool
+    forward_first: bool | None
     gradient_names: dict[int, str]
     variables: list[Any] = field(default_factory=list)
 
@@ -199,7 +199,7 @@ class _Run:
         self._loss_owners: list[Any] = []
 
     @property
-    def forward_first(self) -> bool:
+    def forward_first(self) -> bool | None:
         return self._block.forward_first
 
     def gradient_name(self, place: int) -> str:
