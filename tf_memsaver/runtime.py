@@ -33,7 +33,7 @@ FIRST_RUN = "unrecorded"
 """Name scope, below the model's, of first runs."""
 
 
-_GRADIENT_SCOPES = {None: "gradient_tape", False: "gradients", True: "zz_gradients"}
+_GRADIENT_SCOPES = {None: "gradient_tape", False: "0_gradients", True: "zz_gradients"}
 """Scopes that sort, relative to first runs, as the plain step's backward pass; by ``Replayable.forward_first``."""
 
 
