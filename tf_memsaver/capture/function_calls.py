@@ -8,7 +8,7 @@ grouped so that each call makes one large tensor: segments of a plan are made of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,7 +217,7 @@ class FunctionCalls:
         read = {slot for call in rest for slot in call.inputs} | set(flat.outputs)
         made = [slot for slot in made if slot in read]
         self.sequence = CallSequence(
-            calls=_grouped(_assignments_last(rest), flat.outputs),
+            calls=_grouped(_assignments_last(rest), flat.outputs, frozenset(made)),
             inputs=(*range(count), *made),
             outputs=tuple(flat.outputs),
             slot_count=flat.slot_count,
@@ -369,8 +369,7 @@ class _Inliner:
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
                 self._constant_of[made[0]] = Constant(operation=Template(operation), label=prefix + operation.name)
             else:
-                before = [each.outputs[0] for each in operation.control_inputs if each.outputs]
-                after = [slots[id(tensor)] for tensor in before if id(tensor) in slots]
+                after = [slots[id(tensor)] for tensor in _run_before(operation) if id(tensor) in slots]
                 gradient = self._custom_gradient(operation, slots)
                 self._add(Template(operation), prefix, inputs, made, after, gradient)
 
@@ -427,6 +426,15 @@ class _Inliner:
             upstream=tuple(inner[id(tensor)] for tensor in upstream),
             results=tuple(None if tensor is None else inner[id(tensor)] for tensor in results),
         )
+
+
+def _run_before(operation: Any) -> Iterator[Any]:
+    """Yield a tensor of each operation that must have run before; one that only collects others stands for them."""
+    for each in operation.control_inputs:
+        if each.type == "NoOp":
+            yield from _run_before(each)
+        elif each.outputs:
+            yield each.outputs[0]
 
 
 def _in_order(graph: Any) -> list[Any]:
@@ -490,10 +498,11 @@ def _assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
     return [*reversed(kept), *reversed(last)]
 
 
-def _grouped(calls: Sequence[OpCall], outputs: Iterable[int]) -> tuple[GroupCall, ...]:
+def _grouped(calls: Sequence[OpCall], outputs: Iterable[int], early: frozenset[int]) -> tuple[GroupCall, ...]:
     """Group consecutive calls: up to the next that makes a large tensor; a pinned one stands alone.
 
-    A function that has a gradient of its own stays in one group, with the gradient.
+    A function that has a gradient of its own stays in one group, with the gradient. ``early`` are the slots that are
+    filled before all calls.
     """
     ends = [place for place, call in enumerate(calls) if call.gradient is not None]
     bodies = custom_gradient_bodies([call.inputs for call in calls], [call.outputs for call in calls], ends)
@@ -515,6 +524,7 @@ def _grouped(calls: Sequence[OpCall], outputs: Iterable[int]) -> tuple[GroupCall
     for number, group in enumerate(groups):
         made = [slot for call in group for slot in call.outputs]
         read = dict.fromkeys(slot for call in group for slot in call.reads if slot not in set(made))
+        read |= dict.fromkeys(slot for call in group for slot in call.after if slot in early)
         found.append(
             GroupCall(
                 members=tuple(group),
