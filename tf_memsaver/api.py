@@ -53,6 +53,7 @@ def optimize(
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
     candidates: str | Sequence[str] = (),
+    granularity: str = "layer",
 ) -> Any:
     """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
 
@@ -72,6 +73,7 @@ def optimize(
         keep=keep,
         recompute=recompute,
         candidates=candidates,
+        granularity=granularity,
     )
     return apply_plan(model, plan)
 
@@ -86,6 +88,7 @@ def search_plan(
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
     candidates: str | Sequence[str] = (),
+    granularity: str = "layer",
 ) -> Plan:
     """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
 
@@ -100,6 +103,8 @@ def search_plan(
       keep: names or patterns of layers that must not be replayed.
       recompute: names or patterns of layers that must be replayed.
       candidates: names or patterns of the only layers behind which a segment may end.
+      granularity: ``"layer"``, or ``"op"`` for segments of single operations, which may keep a matrix product and
+        recompute the softmax behind it; names are then those of operations.
 
     Raises:
       InfeasibleBudgetError: nothing fits the budget; it names the smallest that works.
@@ -107,8 +112,9 @@ def search_plan(
       HintError: a pattern matches no layer, or the hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
-    return solve(capture_graph(strip(model), batch_size=batch_size), request, versions=versions())
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, granularity)
+    graph = capture_graph(strip(model), batch_size=batch_size, granularity=granularity)
+    return solve(graph, request, versions=versions())
 
 
 def optimize_function(
@@ -150,7 +156,7 @@ def optimize_function(
       UnsupportedModelError: the function uses no trainable variable, or returns nothing that has a gradient.
       MemsaverError: what ``search_plan`` raises for plans.
     """
-    request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op")
     calls = FunctionCalls(concrete_function(function, specs))
     return make_optimized_function(calls, _function_plan(calls, batch_size, request))
 
@@ -195,7 +201,7 @@ def rewrite_saved_model(
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.
     """
-    request = _request(budget, max_overhead, strategy, keep, recompute, candidates)
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op")
     return saved_model.rewrite(
         source,
         target,
@@ -248,6 +254,7 @@ def _request(
     keep: str | Sequence[str],
     recompute: str | Sequence[str],
     candidates: str | Sequence[str],
+    granularity: str,
 ) -> Request:
     try:
         budget_bytes = None if budget is None else parse_bytes(budget)
@@ -260,6 +267,7 @@ def _request(
         keep=_patterns(keep),
         recompute=_patterns(recompute),
         candidates=_patterns(candidates),
+        granularity=granularity,
     )
 
 

@@ -71,10 +71,13 @@ class Template:
         """Whether the operation is declared to have state or effects."""
         return bool(self._definition.is_stateful)
 
-    def emit(self, inputs: Sequence[Any], name: str, gradient: Gradient | None = None) -> list[tf.Tensor]:
+    def emit(
+        self, inputs: Sequence[Any], name: str, gradient: Gradient | None = None, of_tape: bool = False
+    ) -> list[tf.Tensor]:
         """Add a copy that reads ``inputs`` to the current graph; return its outputs.
 
-        ``gradient`` stands in for the registered gradient function.
+        ``gradient`` stands in for the registered gradient function. The backward operations are named as in a function
+        of their own or, with ``of_tape``, as a tape names them in the graph of the forward pass.
 
         Raises:
           LookupError: (when a gradient is asked for) the operation has no gradient.
@@ -93,7 +96,7 @@ class Template:
         for shape, copy in zip(self.shapes, outputs, strict=False):
             self._set_shape(copy, shape)
         if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):
-            _record(made, list(inputs), outputs, name)
+            _record(made, list(inputs), outputs, f"gradient_tape/{made.name}" if of_tape else f"gradients/{name}_grad")
         return outputs
 
     def _set_shape(self, copy: tf.Tensor, shape: tf.TensorShape) -> None:
@@ -138,7 +141,7 @@ def _registered(gradient: Gradient) -> str:
     return name
 
 
-def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], name: str) -> None:
+def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str) -> None:
     try:
         function = ops.get_gradient_function(operation)
     except LookupError:
@@ -150,7 +153,7 @@ def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], name: s
         return
 
     def backward(*upstream: Any) -> list[Any]:
-        with tf.name_scope(f"gradients/{name}_grad/"):
+        with tf.name_scope(f"{scope}/"):
             found = function(operation, *upstream)
         return list(found) if isinstance(found, (list, tuple)) else [found]
 

@@ -200,6 +200,16 @@ def is_trained(variable: Any) -> bool:
     return bool(variable.trainable) and tf.as_dtype(variable._dtype).is_floating
 
 
+def get_logits(output: Any) -> Any | None:
+    """Return the logits that a Keras loss takes instead of an output of softmax or sigmoid (``_keras_logits``)."""
+    return getattr(output, "_keras_logits", None)
+
+
+def set_logits(output: Any, logits: Any) -> None:
+    """Set what ``get_logits`` returns."""
+    output._keras_logits = logits
+
+
 def _loss_owner(operation: Any, loss: Any) -> Any:
     for layer in operation._flatten_layers():
         if id(loss) in layer._loss_ids:

@@ -89,7 +89,8 @@ class OpCall:
     """One operation of the function.
 
     ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
-    ``after`` are slots whose operations must run before; ``passes_lists`` says whether lists of tensors go in or out.
+    ``after`` are slots whose operations must run before; ``passes_lists`` says whether lists of tensors go in or out;
+    ``of_tape`` is that of ``Template.emit``.
     """
 
     operation: Template
@@ -101,6 +102,7 @@ class OpCall:
     after: tuple[int, ...] = ()
     gradient: CustomGradient | None = None
     passes_lists: bool = False
+    of_tape: bool = False
 
     def run(self, slots: dict[int, Any], called: str = "") -> None:
         """Emit the operation on the tensors in ``slots`` and put what it makes there.
@@ -120,7 +122,7 @@ class OpCall:
         tensors = [slots[slot] for slot in self.inputs]
         gradient = None if self.gradient is None else self.gradient.bound(slots)
         with tf.control_dependencies([slots[slot] for slot in self.after if slot in slots]):
-            slots.update(zip(self.outputs, self.operation.emit(tensors, label, gradient), strict=True))
+            slots.update(zip(self.outputs, self.operation.emit(tensors, label, gradient, self.of_tape), strict=True))
 
     @property
     def reads(self) -> list[int]:
@@ -195,8 +197,12 @@ class FunctionCalls:
     ``sequence.inputs`` are the slots of the arguments, then of the captured tensors, then of what is hoisted.
     """
 
-    def __init__(self, concrete: Any) -> None:
-        """List the calls of a ``tf.types.experimental.ConcreteFunction``."""
+    def __init__(self, concrete: Any, scope: str | None = None) -> None:
+        """List the calls of a ``tf.types.experimental.ConcreteFunction``.
+
+        With ``scope`` they are to run in the graph of their gradients, inside the name scope that was traced as this
+        one, and not in a function of their own.
+        """
         self.concrete = concrete
         self.name = str(concrete.name)
         self._signature = concrete.structured_input_signature
@@ -210,7 +216,7 @@ class FunctionCalls:
             for slot, tensor in zip(range(self.argument_count, count), self._captures, strict=True)
             if id(tensor) in handles
         }
-        flat = _Inliner(concrete.graph, self._variable_of)
+        flat = _Inliner(concrete.graph, self._variable_of, scope)
         calls = _needed(flat.calls, flat.outputs)
         self._prologue, rest = self._hoisted(calls, count)
         made = [slot for call in self._prologue for slot in call.outputs]
@@ -223,7 +229,7 @@ class FunctionCalls:
             slot_count=flat.slot_count,
             resident=frozenset(range(self.argument_count, count)) | frozenset(made),
             weights=self._trained(made),
-            forward_first=any(call.operation.type in _STATEFUL_CALLS for call in rest) and _sorts_first(concrete),
+            forward_first=None if scope is not None else _calls_sort_first(concrete, rest),
         )
 
     @property
@@ -307,11 +313,13 @@ def _python_values(argument: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(argument) if not isinstance(leaf, tensors)]
 
 
-def _sorts_first(concrete: Any) -> bool:
+def _calls_sort_first(concrete: Any, calls: Sequence[OpCall]) -> bool:
     """Whether a call of a function has a name that sorts before that of the call of its gradient function.
 
     A function without state is called by a PartitionedCall, one with state by a StatefulPartitionedCall.
     """
+    if all(call.operation.type not in _STATEFUL_CALLS for call in calls):
+        return False
     graph = tf.__internal__.FuncGraph("gradient")
     captures = list(concrete.captured_inputs)
     with graph.as_default():
@@ -336,8 +344,9 @@ def _with_nones(concrete: Any, flat: Sequence[Any]) -> list[Any]:
 class _Inliner:
     """Numbers the tensors of a function and of those that it calls, and lists their operations in order."""
 
-    def __init__(self, graph: Any, variable_of: Mapping[int, tf.Variable]) -> None:
+    def __init__(self, graph: Any, variable_of: Mapping[int, tf.Variable], scope: str | None) -> None:
         self.calls: list[OpCall] = []
+        self._scope = scope
         self._variable_of = variable_of
         self.slot_count = 0
         self._constant_of: dict[int, Constant] = {}
@@ -367,7 +376,9 @@ class _Inliner:
             made = [self._new() for _ in outputs]
             slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
-                self._constant_of[made[0]] = Constant(operation=Template(operation), label=prefix + operation.name)
+                self._constant_of[made[0]] = Constant(
+                    operation=Template(operation), label=_without(self._scope or "", prefix + operation.name)
+                )
             else:
                 after = [slots[id(tensor)] for tensor in _run_before(operation) if id(tensor) in slots]
                 gradient = self._custom_gradient(operation, slots)
@@ -385,7 +396,8 @@ class _Inliner:
         self.calls.append(
             OpCall(
                 operation=operation,
-                label=prefix + operation.name,
+                label=_without(self._scope or "", prefix + operation.name),
+                of_tape=self._scope is not None,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
                 constants=tuple(self._constant_of.get(slot) for slot in inputs),

@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 from absl import logging
 
 from tf_memsaver import keras_compat
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.batch import check_batch_size, input_specs
+from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.convert import build_graph, current_device
 from tf_memsaver.capture.layer_calls import check_supported, list_layer_calls
+from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.capture.step import Placeholders, Weight, trace_step
+from tf_memsaver.emission import free_dimension_is
+from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 
+GRANULARITIES = ("layer", "op")
+"""What a unit of a graph may be."""
 
-def capture_graph(model: Any, *, batch_size: int) -> Graph:
+
+def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer") -> Graph:
     """Trace one training step of ``model`` at ``batch_size`` and return it as a Graph; nothing is run or changed.
+
+    Its units are the calls of the model's layers or, with granularity ``"op"``, a few operations each.
 
     With a compiled model the step has its loss and its optimizer's update; without, the mean square of the outputs
     stands in for the loss and the step ends with the gradients.
@@ -30,12 +38,16 @@ def capture_graph(model: Any, *, batch_size: int) -> Graph:
       InvalidRequestError: the batch size is none.
     """
     check_supported(model)
+    if granularity not in GRANULARITIES:
+        raise InvalidRequestError(f"granularity must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
     batch_size = check_batch_size(batch_size)
     input_specs(model, batch_size)
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
-    source = KerasStep(model, batch_size)
-    return build_graph(source, trace_step(source), batch_size, current_device())
+    source = KerasOpStep(model, batch_size) if granularity == "op" else KerasStep(model, batch_size)
+    with free_dimension_is(batch_size):
+        step = trace_step(source)
+    return build_graph(source, step, batch_size, current_device())
 
 
 class KerasStep:
@@ -46,10 +58,13 @@ class KerasStep:
         self._model, self._batch_size = model, batch_size
         self._functional = check_supported(model)
         self.name: str = model.name
-        self.sequence = list_layer_calls(model)
+        self.sequence = self._sequence()
         trained = [v for v in model.trainable_variables if keras_compat.is_trained(v)]
         self.weights = [Weight(path=v.path, variable=v.value, owner=v) for v in trained]
         self.optimizer = _ready_optimizer(model, trained)
+
+    def _sequence(self) -> CallSequence:
+        return list_layer_calls(self._model)
 
     def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
         """Return the model's variables and the optimizer's."""
@@ -67,9 +82,11 @@ class KerasStep:
     def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
         """Return the compiled loss, or what stands in for it."""
         targets = placeholders([spec for spec, _ in batch.target_specs(self._model, self._batch_size)])
-        packed = keras.tree.pack_sequence_as(self._functional._outputs_struct, outputs)
-        packed = packed[0] if isinstance(packed, (list, tuple)) and len(packed) == 1 else packed
-        return batch.training_loss(self._model, self._x, batch.pack_targets(self._model, targets), packed)
+        results = self._results(outputs)
+        return batch.training_loss(self._model, self._x, batch.pack_targets(self._model, targets), results)
+
+    def _results(self, outputs: list[Any]) -> Any:
+        return keras_compat.pack_outputs(self._functional, outputs)
 
     def losses_of(self, operation: Any) -> list[Any]:
         """Return the losses that a layer has added."""
@@ -77,7 +94,7 @@ class KerasStep:
 
     def seen_through(self, output: Any) -> list[Any]:
         """Return the logits that a Keras loss takes instead of ``output``: it looks through softmax and sigmoid."""
-        logits = getattr(output, "_keras_logits", None)
+        logits = keras_compat.get_logits(output)
         if logits is not None:
             return [logits]
         last = output.op if isinstance(output, tf.Tensor) else None
@@ -86,6 +103,31 @@ class KerasStep:
     def close(self) -> None:
         """Forget the losses that tracing added to the layers."""
         self._model._clear_losses()
+
+
+class KerasOpStep(KerasStep):
+    """The same step, with operations for units."""
+
+    def _sequence(self) -> CallSequence:
+        self._function = ModelFunction(self._model)
+        return self._function.calls.sequence
+
+    def enter(self, placeholders: Placeholders) -> list[Any]:
+        """Make the inputs of the model, and run what is hoisted."""
+        return self._function.calls.enter(super().enter(placeholders))
+
+    def _results(self, outputs: list[Any]) -> Any:
+        return self._function.finish(self._model, outputs)
+
+    def losses_of(self, operation: Any) -> list[Any]:
+        """Return nothing: the function returns its losses."""
+        del operation
+        return []
+
+    def seen_through(self, output: Any) -> list[Any]:
+        """Return nothing: the function returns the logits, too."""
+        del output
+        return []
 
 
 def _ready_optimizer(model: Any, trained: list[Any]) -> Any | None:

@@ -51,7 +51,8 @@ class Request:
 
     ``budget_bytes`` bounds the peak of a whole training step; ``max_overhead`` bounds the extra predicted step time as
     a share of the plain step. ``keep`` layers are never replayed, ``recompute`` layers always are, and where
-    ``candidates`` are given, segments end only behind them.
+    ``candidates`` are given, segments end only behind them. ``granularity`` says what a unit of the plan is: a call of
+    a layer (``"layer"``) or a few operations (``"op"``).
     """
 
     budget_bytes: int | None = None
@@ -60,6 +61,7 @@ class Request:
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
+    granularity: str = "layer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,14 @@ files, a custom ``train_step``, ``compile`` and callbacks work as before, and th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import keras
+import tensorflow as tf
 
 from tf_memsaver import keras_compat
 from tf_memsaver.capture.layer_calls import check_supported, list_layer_calls
+from tf_memsaver.capture.model_function import ModelFunction, settings_of
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.rewrite.segments import SegmentedForward
@@ -26,7 +28,7 @@ class OptimizedModel:
     """
 
     memsaver_base: Any
-    _memsaver: tuple[Plan, SegmentedForward]
+    _memsaver: tuple[Plan, _Forward]
 
     @property
     def memsaver_plan(self) -> Plan:
@@ -38,14 +40,7 @@ class OptimizedModel:
         symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
         if not training or symbolic or kwargs:
             return self.memsaver_base.call(self, inputs, training=training, mask=mask, **kwargs)
-        functional = keras_compat.inner_functional(self)
-        flat = keras_compat.standardize_inputs(functional, inputs)
-        if mask is not None:
-            for tensor, its_mask in zip(flat, keras.tree.flatten(mask), strict=True):
-                if its_mask is not None:
-                    keras_compat.set_keras_mask(tensor, its_mask)
-        outputs = self._memsaver[1](flat, training=True)
-        return keras_compat.pack_outputs(functional, outputs)
+        return self._memsaver[1](self, inputs, mask)
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
@@ -67,6 +62,62 @@ class OptimizedModel:
         return make_optimized(plain, Plan.from_json(config["plan"]))
 
 
+class _Forward(Protocol):
+    """The training call of an optimized model."""
+
+    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
+        """Return the model's outputs for structured inputs."""
+        ...
+
+
+class _LayerForward:
+    """Runs layer calls in segments."""
+
+    def __init__(self, model: Any, plan: Plan) -> None:
+        sequence = list_layer_calls(model)
+        plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
+        self._forward = SegmentedForward(sequence, plan.segments)
+
+    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
+        functional = keras_compat.inner_functional(model)
+        flat = keras_compat.standardize_inputs(functional, inputs)
+        if mask is not None:
+            for tensor, its_mask in zip(flat, keras.tree.flatten(mask), strict=True):
+                if its_mask is not None:
+                    keras_compat.set_keras_mask(tensor, its_mask)
+        return keras_compat.pack_outputs(functional, self._forward(flat, training=True))
+
+
+class _OpForward:
+    """Runs the operations of the model's traced call in segments; traces anew when layers were frozen or unfrozen."""
+
+    def __init__(self, model: Any, plan: Plan) -> None:
+        self._model, self._plan = model, plan
+        self._traced: dict[tuple[bool, ...], tuple[ModelFunction, SegmentedForward]] = {}
+        self._ready()
+
+    def _ready(self) -> tuple[ModelFunction, SegmentedForward]:
+        settings = settings_of(self._model)
+        if settings not in self._traced:
+            function = ModelFunction(self._model)
+            sequence = function.calls.sequence
+            self._plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
+            self._traced[settings] = function, SegmentedForward(sequence, self._plan.segments)
+        return self._traced[settings]
+
+    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
+        if tf.distribute.has_strategy():
+            raise UnsupportedModelError(
+                "a plan of operations holds the variables of one device and cannot run under a tf.distribute strategy. "
+                "Make the plan with granularity='layer'."
+            )
+        if mask is not None:
+            return model.memsaver_base.call(model, inputs, training=True, mask=mask)
+        function, forward = self._ready()
+        flat = keras_compat.standardize_inputs(keras_compat.inner_functional(model), inputs)
+        return function.finish(model, forward(function.calls.enter(flat), training=True))
+
+
 def make_optimized(model: Any, plan: Plan) -> Any:
     """Return ``model`` (which stays as it is) as an instance that trains by ``plan``.
 
@@ -74,12 +125,12 @@ def make_optimized(model: Any, plan: Plan) -> Any:
       PlanMismatchError: the plan was made for another model.
       UnsupportedModelError: the model is no built Functional or Sequential model.
     """
-    sequence = list_layer_calls(model)
-    plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
+    check_supported(model)
+    forward: _Forward = (_OpForward if plan.request.granularity == "op" else _LayerForward)(model, plan)
     base = base_class(model)
     optimized = _same_model(model, _optimized_class(base))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
-    object.__setattr__(optimized, "_memsaver", (plan, SegmentedForward(sequence, plan.segments)))
+    object.__setattr__(optimized, "_memsaver", (plan, forward))
     return _compiled_like(model, optimized)
 
 
