@@ -60,7 +60,7 @@ def work(job: dict[str, Any]) -> None:
     plain = model = build(job["model"])
     about: dict[str, Any] = {}
     if job["variant"] != PLAIN:
-        model = tf_memsaver.optimize(plain, batch_size=job["batch_size"], strategy=job["variant"])
+        model = tf_memsaver.optimize(plain, batch_size=job["batch_size"], **_wanted(job["variant"]))
         plan = model.memsaver_plan
         about = {
             "predicted_peak_bytes": plan.peak_bytes,
@@ -82,6 +82,12 @@ def work(job: dict[str, Any]) -> None:
                 plain, model, batch_size=job["batch_size"], steps=job["verify_steps"], mode=job["mode"]
             )
             answer({**found.to_json(), "relative_difference": found.worst.relative_difference})
+
+
+def _wanted(variant: str) -> dict[str, Any]:
+    """Return the arguments that a variant stands for: a strategy, or a granularity and the overhead allowed."""
+    granularity, _, limit = variant.partition(":")
+    return {"granularity": granularity, "max_overhead": float(limit)} if limit else {"strategy": variant}
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""The models of the benchmark: eight of keras.applications and a U-Net, at 128×128, and their training data."""
+"""The models of the benchmarks: eight of keras.applications and a U-Net, at 128×128, and three transformers."""
 
 from __future__ import annotations
 
@@ -49,14 +49,59 @@ def _double_convolution(x: keras.KerasTensor, filters: int, name: str) -> keras.
     return x
 
 
+def bert(layers: int = 12, width: int = 768, heads: int = 12, length: int = 128, vocabulary: int = 1000) -> keras.Model:
+    """Return a model of the shape of BERT-base (Devlin et al. 2018, arXiv:1810.04805), with a small vocabulary."""
+    inputs = keras.Input((length,), dtype="int32")
+    x = keras.layers.LayerNormalization()(keras.layers.Embedding(vocabulary, width)(inputs))
+    for _ in range(layers):
+        y = keras.layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(x, x)
+        x = keras.layers.LayerNormalization()(keras.layers.Add()([x, keras.layers.Dropout(0.1)(y)]))
+        y = keras.layers.Dense(width)(keras.layers.Dense(4 * width, activation="gelu")(x))
+        x = keras.layers.LayerNormalization()(keras.layers.Add()([x, keras.layers.Dropout(0.1)(y)]))
+    return keras.Model(inputs, keras.layers.Dense(2)(x[:, 0]), name="bert")
+
+
+def _approximate_gelu(x: keras.KerasTensor) -> keras.KerasTensor:
+    return keras.activations.gelu(x, approximate=True)
+
+
+def gpt2(layers: int = 12, width: int = 768, heads: int = 12, length: int = 128, vocabulary: int = 1000) -> keras.Model:
+    """Return a model of the shape of GPT-2 (Radford et al. 2019), with a small vocabulary."""
+    inputs = keras.Input((length,), dtype="int32")
+    x = keras.layers.Dropout(0.1)(keras.layers.Embedding(vocabulary, width)(inputs))
+    for _ in range(layers):
+        y = keras.layers.LayerNormalization()(x)
+        y = keras.layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y, use_causal_mask=True)
+        x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(y)])
+        y = keras.layers.Dense(4 * width, activation=_approximate_gelu)(keras.layers.LayerNormalization()(x))
+        x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(keras.layers.Dense(width)(y))])
+    outputs = keras.layers.Dense(vocabulary, use_bias=False)(keras.layers.LayerNormalization()(x))
+    return keras.Model(inputs, outputs, name="gpt2")
+
+
+def vit(layers: int = 12, width: int = 768, heads: int = 12, patch: int = 16) -> keras.Model:
+    """Return a model of the shape of ViT-B/16 (Dosovitskiy et al. 2020, arXiv:2010.11929), with pooled patches."""
+    inputs = keras.Input((224, 224, 3))
+    x = keras.layers.Conv2D(width, patch, strides=patch)(inputs)
+    x = keras.layers.Reshape((-1, width))(x)
+    for _ in range(layers):
+        y = keras.layers.LayerNormalization()(x)
+        x = keras.layers.Add()([x, keras.layers.MultiHeadAttention(heads, width // heads)(y, y)])
+        y = keras.layers.Dense(4 * width, activation="gelu")(keras.layers.LayerNormalization()(x))
+        x = keras.layers.Add()([x, keras.layers.Dense(width)(y)])
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.LayerNormalization()(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x), name="vit")
+
+
 def _application(name: str) -> Callable[[], keras.Model]:
     return lambda: getattr(keras.applications, name)(weights=None, input_shape=IMAGE_SHAPE)
 
 
 MODELS: dict[str, Callable[[], keras.Model]] = {**{name: _application(name) for name in APPLICATIONS}, "UNet": unet}
+TRANSFORMERS: dict[str, Callable[[], keras.Model]] = {"BERT-base": bert, "GPT-2": gpt2, "ViT-B": vit}
 
 
 def build(name: str, seed: int = 0) -> keras.Model:
     """Return a model of the benchmark, by its name, with the same initial weights in every process."""
     keras.utils.set_random_seed(seed)
-    return MODELS[name]()
+    return {**MODELS, **TRANSFORMERS}[name]()

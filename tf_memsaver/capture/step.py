@@ -151,15 +151,26 @@ class _Tracer:
         loss_tape, sources, scaled = self._loss()
         self._mark(Phase.FORWARD, None)
         self._backward_of(loss_tape, [scaled], [tf.ones_like(scaled)], sources, None)
+        weights = self._first_readers()
         for unit in reversed(range(len(tapes))):
             tape, outputs, inputs = tapes[unit]
             self._backward_of(tape, outputs, [self._take(t) for t in outputs], inputs, unit)
-        made = [self._slots[slot] for slot in sorted(self._sequence.weights)]
-        self._backward_of(entry, made, [self._take(t) for t in made], [], None)
+            self._backward_of_weights(entry, [self._slots[slot] for slot in weights.get(unit, ())], unit)
         gradients = self._sum_weight_gradients()
         self._mark(Phase.BACKWARD, None)
         self._update(gradients)
         self._mark(Phase.UPDATE, None)
+
+    def _first_readers(self) -> dict[int, list[int]]:
+        """Return, by unit, the slots made of weights that no unit before it reads: there their gradients are all in."""
+        first: dict[int, int] = {}
+        for unit, call in enumerate(self._sequence.calls):
+            for slot in self._sequence.weights.intersection(call.inputs):
+                first.setdefault(slot, unit)
+        by_unit: dict[int, list[int]] = {}
+        for slot in sorted(first):
+            by_unit.setdefault(first[slot], []).append(slot)
+        return by_unit
 
     def _placeholders(self, specs: Sequence[tf.TensorSpec]) -> list[Any]:
         tensors = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
@@ -168,11 +179,14 @@ class _Tracer:
 
     def _enter(self) -> Any:
         """Fill the slots that are there before the first call; return the tape that saw weights being read."""
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             tensors = self._source.enter(self._placeholders)
         for slot, tensor in zip(self._sequence.inputs, tensors, strict=True):
             self._slots[slot] = tensor
             self._needs_gradient[slot] = slot in self._sequence.weights
+        handles = {id(self._step.graph.capture(v.handle)): v for v in tape.watched_variables()}
+        reads = [each for each in self._step.graph.get_operations() if each.type == "ReadVariableOp"]
+        self._read = {id(each.outputs[0]): handles.get(id(each.inputs[0])) for each in reads}
         self._mark(Phase.FORWARD, None)
         return tape
 
@@ -243,6 +257,16 @@ class _Tracer:
                     self._gradients.setdefault(id(source), []).append(gradient)
                     self._step.gradient_units.setdefault(id(source), []).append(unit)
         self._mark(Phase.BACKWARD, unit)
+
+    def _backward_of_weights(self, entry: Any, made: list[Any], unit: int) -> None:
+        """Pass the gradients of what is made of weights on to the weights; those of a mere read stay sparse."""
+        arrived = [self._take(tensor) for tensor in made]
+        for place, (tensor, gradient) in enumerate(zip(made, arrived, strict=True)):
+            variable = self._read.get(id(tensor))
+            if isinstance(gradient, tf.IndexedSlices) and variable is not None:
+                self._weight_gradients.setdefault(id(variable), []).append(gradient)
+                arrived[place] = None
+        self._backward_of(entry, made, arrived, [], unit)
 
     def _sum_weight_gradients(self) -> list[tuple[Any, Any]]:
         pairs = []
