@@ -1,4 +1,4 @@
-"""Layers against operations as the units of plans: the curve of memory over time, measured, on transformers and ResNet50.
+"""Layers against operations as the units of plans: memory over time, measured, on transformers and ResNet50.
 
 Usage: python tools/bench_granularity.py [--models=BERT-base] [--limits=0.05,0.1] [--batch_size=8] [--output=FILE.json]
 
@@ -36,7 +36,7 @@ def held(row: dict[str, Any]) -> int:
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Return the results as a Markdown table; shares are of the plain row's peak over what was live before."""
     lines = [
-        "| model | units | allowed | predicted step | measured step | predicted peak | measured peak | of plain | tracing |",
+        "| model | units | allowed | predicted step | measured | predicted peak | measured | of plain | tracing |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     plain: dict[str, Any] = {}
