@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.layer_calls import list_layer_calls
@@ -106,9 +107,12 @@ class _NaiveForward:
     def __init__(self, sequence: CallSequence, plan: Plan, capture_skips: bool) -> None:
         self._sequence, self._plan, self._capture_skips = sequence, plan, capture_skips
 
-    def __call__(self, inputs: Sequence[Any], training: bool) -> list[Any]:
+    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
+        functional, training = keras_compat.inner_functional(model), True
         slots: list[Any] = [None] * self._sequence.slot_count
-        for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
+        for slot, tensor in zip(
+            self._sequence.inputs, keras_compat.standardize_inputs(functional, inputs), strict=True
+        ):
             slots[slot] = tensor
         for segment in self._plan.segments:
             calls = self._sequence.calls[segment.start : segment.stop]
@@ -131,7 +135,7 @@ class _NaiveForward:
             outputs = tf.recompute_grad(run)(*[slots[slot] for slot in arguments])
             for slot, tensor in zip(made, outputs, strict=True):
                 slots[slot] = tensor
-        return [slots[slot] for slot in self._sequence.outputs]
+        return keras_compat.pack_outputs(functional, [slots[slot] for slot in self._sequence.outputs])
 
     def _run(self, calls: Any, slots: list[Any], training: bool) -> None:
         for call in calls:

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import fingerprint
+
+ADDITIONS = frozenset({"Add", "AddV2"})
+"""Kinds of calls whose gradient passes straight through."""
+
+
+class Reader(NamedTuple):
+    """What reads a slot: its name and, if its gradient is that of what it makes, the slot which that goes to."""
+
+    name: str
+    passes_to: int | None
 
 
 class Call(Protocol):
@@ -52,8 +62,8 @@ class Call(Protocol):
         """The reason why it cannot be replayed, or an empty string."""
         ...
 
-    def readers(self, slot: int) -> list[str]:
-        """Return the names of what reads a slot and sends a gradient to it."""
+    def readers(self, slot: int) -> list[Reader]:
+        """Return what reads a slot and sends a gradient to it."""
         ...
 
     def run(self, slots: Sequence[Any], training: bool) -> list[Any]:

@@ -35,15 +35,18 @@ def _splitting_positions(step: TracedStep, unit_count: int) -> set[int]:
     """Return the positions at which a cut would change the order of a floating-point sum.
 
     The gradient of a tensor with several readers is one sum over all of them. With readers on both sides of a cut,
-    each side sums its own first: for two terms that is the same number, for three or more it is not.
+    each side sums its own first: for two terms that is the same number, for three or more it is not. Where one term
+    only comes from behind the cut, the segment in front of it passes the tensor on (``rewrite.segments``) and so gets
+    that term into its own sum.
     """
     readers = _reads_by_unit(step)
     splitting: set[int] = set()
     for tensor in (t for made in step.boundary for t in made if isinstance(t, tf.Tensor)):
-        units = {unit_count if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())}
-        terms = sum(max(1, readers.get((id(tensor), unit), 0)) for unit in units)
-        if terms > 2 and len(units) > 1:
-            splitting.update(range(min(units) + 1, max(units) + 1))
+        units = sorted({unit_count if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
+        terms = [max(1, readers.get((id(tensor), unit), 0)) for unit in units]
+        if sum(terms) > 2 and len(units) > 1:
+            passed_on = terms[-1] == 1 and units[-1] < unit_count
+            splitting.update(range(units[0] + 1, units[-2 if passed_on else -1] + 1))
     return splitting
 
 

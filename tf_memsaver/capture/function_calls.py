@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
-from tf_memsaver.capture.calls import CallSequence
+from tf_memsaver.capture.calls import ADDITIONS, CallSequence, Reader
 from tf_memsaver.capture.operations import (
     CUSTOM_GRADIENT,
     FUNCTION_CALLS,
@@ -169,10 +169,10 @@ class GroupCall:
         """The reason of the first member that has one."""
         return next(filter(None, (member.pinned for member in self.members)), "")
 
-    def readers(self, slot: int) -> list[str]:
-        """Return the names of the operations that read a slot, once for each read."""
+    def readers(self, slot: int) -> list[Reader]:
+        """Return the operations that read a slot, once for each read."""
         return [
-            member.label
+            Reader(member.label, member.outputs[0] if member.operation.type in ADDITIONS else None)
             for member in self.members
             for read in member.inputs
             if read == slot and member.operation.type not in rules.METADATA_READERS

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.calls import CallSequence
+from tf_memsaver.capture.calls import ADDITIONS, CallSequence, Reader
 from tf_memsaver.errors import UnsupportedModelError
 
 
@@ -62,9 +62,9 @@ class LayerCall:
         """Nothing that a layer call shows on its own: what its operations are decides."""
         return ""
 
-    def readers(self, slot: int) -> list[str]:
-        """Return the layer's name, if it reads a slot: what happens inside is not known."""
-        return [self.label] if slot in self.inputs else []
+    def readers(self, slot: int) -> list[Reader]:
+        """Return the layer, if it reads a slot: what happens inside is not known."""
+        return [Reader(self.label, self.outputs[0] if self.kind in ADDITIONS else None)] if slot in self.inputs else []
 
     def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
         """Call the operation on the tensors in ``slots``; return its flat outputs."""

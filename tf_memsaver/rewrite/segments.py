@@ -65,6 +65,7 @@ class _Block:
     children: tuple[_Block, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    passed_on: tuple[int, ...]
     spent: tuple[int, ...]
     weights: frozenset[int]
     resident: frozenset[int]
@@ -89,17 +90,21 @@ class _Block:
             tuple(slot for slot in {*call.inputs, *call.outputs} if last_readers[slot] <= index)
             for index, call in enumerate(calls, segment.start)
         ]
+        # What is read here and behind is passed on, so that its gradient is one sum: see capture.cuts.
+        fixed = sequence.resident.union(sequence.outputs)
+        passed_on = tuple(slot for slot in read if last_readers[slot] >= segment.stop and slot not in fixed)
         block = cls(
             segment=segment,
             calls=tuple(zip(calls, ends, strict=True)),
             children=tuple(cls.build(sequence, child, last_readers) for child in segment.children),
             inputs=tuple(read),
-            outputs=kept,
+            outputs=(*kept, *passed_on),
+            passed_on=passed_on,
             spent=tuple(slot for slot in read if last_readers[slot] < segment.stop),
             weights=sequence.weights,
             resident=sequence.resident - sequence.weights,
             forward_first=sequence.forward_first,
-            gradient_names={slot: _gradient_name(sequence, slot, segment.stop) for slot in kept},
+            gradient_names={slot: _gradient_name(sequence, slot, segment.stop) for slot in (*kept, *passed_on)},
         )
         block._list_variables(calls)
         return block
@@ -153,8 +158,12 @@ class _Block:
 
 def _gradient_name(sequence: CallSequence, slot: int, after: int) -> str:
     """Return the name, in the plain step, of the gradient that arrives for a slot from the calls behind ``after``."""
-    readers = [name for call in sequence.calls[after:] for name in call.readers(slot)]
-    return re.sub(r"[^\w./-]", "_", f"gradients/{readers[0]}_grad", flags=re.ASCII) if len(readers) == 1 else "AddN"
+    readers = [reader for call in sequence.calls[after:] for reader in call.readers(slot)]
+    if len(readers) != 1:
+        return "AddN"
+    if readers[0].passes_to is not None:
+        return _gradient_name(sequence, readers[0].passes_to, after)
+    return re.sub(r"[^\w./-]", "_", f"gradients/{readers[0].name}_grad", flags=re.ASCII)
 
 
 class _UnlistedVariablesError(Exception):
@@ -258,6 +267,8 @@ class _Run:
         scope = RecordingScope(given)
         with scope, keras_compat.call_environment(self._environment):
             self._block.run_inside(slots, self._training)
+            for slot in self._block.passed_on:
+                slots[slot] = _passed_on(slots[slot])
         return slots, scope
 
     # Once, after the first run ------------------------------------------------------------------------------------
@@ -279,6 +290,16 @@ class _Run:
         for variable, value in self._updates:
             variable.assign(value)
         self._others, self._masks, self._updates = [], [], []
+
+
+def _passed_on(tensor: Any) -> Any:
+    if not _is_differentiable(tensor):
+        return tensor
+    copy = tf.identity(tensor)
+    mask = keras_compat.get_keras_mask(tensor)
+    if mask is not None:
+        keras_compat.set_keras_mask(copy, mask)
+    return copy
 
 
 def _refuse_composites(block: _Block, slots: Sequence[Any]) -> None:
