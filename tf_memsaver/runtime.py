@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -231,16 +232,29 @@ def _together(tensors: Tensors, witness: tf.Tensor | None) -> list[tf.Tensor]:
         copies = []
         for place, tensor in enumerate(tensors):
             with tf.name_scope(f"{_maker(tensor).name}/"):
-                copies.append(_behind(zero if place == smallest else None, tensor, "ready"))
+                copies.append(_behind(zero if place == smallest else None, tensor, _READY))
         return copies
 
 
 def _maker(tensor: tf.Tensor) -> tf.Operation:
-    """Return the operation that made a tensor, before it was passed on unchanged."""
-    while tensor.op.type in ("Identity", "IdentityN"):
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor.op
+    """Return the operation that made a tensor, before it was passed on unchanged: by an addition's gradient, too."""
+    while True:
+        operation = tensor.op
+        source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
+        if operation.type == "Sub" and _COPY.search(operation.name):
+            source = operation.inputs[0]
+        if operation.type == "Reshape" and operation.inputs[0].op.type == "Sum":
+            summed = operation.inputs[0].op.inputs[0]
+            same = summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list()
+            source = summed if same else None
+        if source is None or source.op.type == "Placeholder":
+            return operation
+        tensor = source
 
+
+_ARRIVED, _READY = "arrived", "ready"
+"""Names of the copies of gradients that enter and leave a replay."""
+_COPY = re.compile(rf"/({_ARRIVED}|{_READY})(_\d+)?$")
 
 _OWN_GRADIENT_OPS = frozenset(
     """AvgPool BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Elu FusedBatchNormV3 IdentityN LeakyRelu
@@ -252,18 +266,18 @@ _OWN_GRADIENT_OPS = frozenset(
 def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
 
-    It becomes a term of a sum or a factor of a product, which are sorted by name. In a function of its own, as a saved
-    custom gradient is, it is an argument, and would have a name in another function.
+    It becomes a term of a sum or a factor of a product, which are sorted by name. It comes from the IdentityN that ends
+    the replay of another segment or, in a function of its own, as a saved custom gradient is, from an argument.
     """
-    if gate is None or gradient.op.type != "Placeholder":
+    if gate is None or gradient.op.type not in ("IdentityN", "Placeholder"):
         return gradient
     source = output.op
     while source.type in ("BiasAdd", "Identity", "Reshape"):
         source = source.inputs[0].op
     if source.type in _OWN_GRADIENT_OPS:
         return gradient
-    with tf.name_scope(f"{name}/"):
-        return _behind(gate, gradient, "arrived")
+    with tf.name_scope(f"{name if gradient.op.type == 'Placeholder' else _maker(gradient).name}/"):
+        return _behind(gate, gradient, _ARRIVED)
 
 
 def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
