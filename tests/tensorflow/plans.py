@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.layer_calls import list_layer_calls
+from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
 from tf_memsaver.rewrite.keras_model import make_optimized
 
@@ -64,9 +66,9 @@ def optimized_by_hand(model: Any, *spans: Span) -> Any:
     return make_optimized(model, hand_plan(model, *spans))
 
 
-def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3) -> list[Segment]:
+def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> list[Segment]:
     """Return segments of at least ``length`` units that end at the graph's cuts and keep out what is pinned."""
-    graph = capture_graph(model, batch_size=batch_size)
+    graph = capture_graph(model, batch_size=batch_size, granularity=granularity)
     stops = sorted({cut.position for cut in graph.cuts} | {len(graph.units)})
     segments: list[Segment] = []
     position = 0
@@ -86,10 +88,13 @@ def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3) -> li
     return segments
 
 
-def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3) -> Any:
-    segments = runs_between_cuts(model, batch_size=batch_size, length=length)
+def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> Any:
+    segments = runs_between_cuts(model, batch_size=batch_size, length=length, granularity=granularity)
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
-    return make_optimized(model, plan_of(list_layer_calls(model), segments, batch_size))
+    sequence = list_layer_calls(model) if granularity == "layer" else ModelFunction(model).calls.sequence
+    plan = plan_of(sequence, segments, batch_size)
+    request = dataclasses.replace(plan.request, granularity=granularity)
+    return make_optimized(model, dataclasses.replace(plan, request=request))
 
 
 def naive(model: Any, *spans: Span, capture_skips: bool = False) -> Any:

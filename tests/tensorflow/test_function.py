@@ -17,6 +17,7 @@ from tests.tensorflow.plans import plan_of
 from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
+from tf_memsaver.ir.graph import Phase
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.types import Request, Segment, SegmentMode
 from tf_memsaver.rewrite.function import make_optimized_function
@@ -297,8 +298,18 @@ def test_what_lies_behind_a_loop_can_be_cut() -> None:
     function, _, arguments = recurrent()
     calls = FunctionCalls(concrete_function(function, [spec_of(t) for t in arguments]))
     graph = capture_function(calls, batch_size=32)
-    loop = next(unit.index for unit in graph.units if unit.kind == "While")
-    assert any(cut.position > loop + 3 for cut in graph.cuts)
+    loop = next(unit.index for unit in graph.units if "list of tensors" in unit.pinned)
+    assert any(cut.position > loop + 1 for cut in graph.cuts)
+
+
+def test_gradients_reach_what_lies_in_front_of_a_loop() -> None:
+    # The gradient of a list of tensors passes no boundary of a unit, so that lists stay within one.
+    function, _, arguments = recurrent()
+    calls = FunctionCalls(concrete_function(function, [spec_of(t) for t in arguments]))
+    graph = capture_function(calls, batch_size=32)
+    loop = next(unit.index for unit in graph.units if "list of tensors" in unit.pinned)
+    differentiated = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD}
+    assert loop > 1 and {0, 1, loop} <= differentiated
 
 
 def test_embedding_gradients_stay_sparse() -> None:

@@ -70,8 +70,12 @@ def train(
     loss: Callable[[Any], tf.Tensor] = square_loss,
     optimizer: Any = None,
     batches: Callable[[int], Any] | None = None,
+    free_batch: bool = False,
 ) -> Record:
-    """Return loss, all gradients and all variables of ``steps`` steps; the variables are put back."""
+    """Return loss, all gradients and all variables of ``steps`` steps; the variables are put back.
+
+    With ``free_batch`` the step is traced as ``fit`` does it, with an unknown batch dimension.
+    """
     weights = list(model.trainable_variables)
     optimizer = keras.optimizers.SGD(0.1) if optimizer is None else type(optimizer).from_config(optimizer.get_config())
     optimizer.build(weights)
@@ -87,6 +91,9 @@ def train(
         return total, gradients, outputs
 
     run = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla")
+    if free_batch:
+        spec = tf.nest.map_structure(lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), batches(0))
+        run = tf.function(step, input_signature=[spec])
     record: Record = {}
     rewriting = contextlib.nullcontext() if mode != "as_written" else no_graph_rewriting()
     with kept_state(model), rewriting:

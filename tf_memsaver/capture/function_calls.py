@@ -513,19 +513,20 @@ def _assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
 def _grouped(calls: Sequence[OpCall], outputs: Iterable[int], early: frozenset[int]) -> tuple[GroupCall, ...]:
     """Group consecutive calls: up to the next that makes a large tensor; a pinned one stands alone.
 
-    A function that has a gradient of its own stays in one group, with the gradient. ``early`` are the slots that are
-    filled before all calls.
+    A function that has a gradient of its own stays in one group, with the gradient, and so does what makes and reads a
+    list of tensors: gradients of lists pass no boundary. ``early`` are the slots that are filled before all calls.
     """
     ends = [place for place, call in enumerate(calls) if call.gradient is not None]
     bodies = custom_gradient_bodies([call.inputs for call in calls], [call.outputs for call in calls], ends)
     inside = {place for body, end in zip(bodies, ends, strict=True) for place in range(min(body, default=end), end)}
+    inside.update(_between_lists(calls))
     groups: list[list[OpCall]] = []
     open_group = False
     for place, call in enumerate(calls):
-        if call.pinned or not open_group:
+        if place - 1 not in inside and (call.pinned or not open_group):
             groups.append([])
         groups[-1].append(call)
-        open_group = not call.pinned and (place in inside or not _makes_large(call))
+        open_group = place in inside or not (call.pinned or _makes_large(call))
     last_read: dict[int, int] = dict.fromkeys(outputs, len(groups))
     for number, group in reversed(list(enumerate(groups))):
         for call in group:
@@ -546,6 +547,17 @@ def _grouped(calls: Sequence[OpCall], outputs: Iterable[int], early: frozenset[i
             )
         )
     return tuple(found)
+
+
+def _between_lists(calls: Sequence[OpCall]) -> set[int]:
+    """Return the places of calls from one that makes a list of tensors up to the last that reads it, without that."""
+    last_reader = {slot: place for place, call in enumerate(calls) for slot in call.reads}
+    between: set[int] = set()
+    for place, call in enumerate(calls):
+        for slot, dtype in zip(call.outputs, call.operation.dtypes, strict=True):
+            if dtype == tf.variant:
+                between.update(range(place, last_reader.get(slot, place)))
+    return between
 
 
 def _makes_large(call: OpCall) -> bool:

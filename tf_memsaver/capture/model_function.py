@@ -61,7 +61,8 @@ class ModelFunction:
         """Return the outputs of ``model`` for the tensors of ``calls.sequence.outputs``; it gets the added losses."""
         result = self.calls.leave(flat)
         for loss in result["losses"]:
-            model.add_loss(loss)
+            # A Functional model has an add_loss of its own, for symbolic tensors alone.
+            keras.layers.Layer.add_loss(model, loss)
         for output, mask, logits in zip(result["outputs"], result["masks"], result["logits"], strict=True):
             if mask is not None:
                 keras_compat.set_keras_mask(output, mask)

@@ -93,16 +93,22 @@ class _OpForward:
 
     def __init__(self, model: Any, plan: Plan) -> None:
         self._model, self._plan = model, plan
-        self._traced: dict[tuple[bool, ...], tuple[ModelFunction, SegmentedForward]] = {}
+        self._traced: dict[tuple[bool, ...], tuple[ModelFunction, Any, Any]] = {}
         self._ready()
 
-    def _ready(self) -> tuple[ModelFunction, SegmentedForward]:
+    def _ready(self) -> tuple[ModelFunction, Any, Any]:
+        """Return the traced call, what runs it in a graph, and what runs it eagerly (in a graph of its own)."""
         settings = settings_of(self._model)
         if settings not in self._traced:
             function = ModelFunction(self._model)
             sequence = function.calls.sequence
             self._plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
-            self._traced[settings] = function, SegmentedForward(sequence, self._plan.segments)
+            forward = SegmentedForward(sequence, self._plan.segments)
+
+            def run(*flat: Any) -> list[Any]:
+                return forward(function.calls.enter(flat), training=True)
+
+            self._traced[settings] = function, run, tf.function(run, autograph=False)
         return self._traced[settings]
 
     def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
@@ -113,9 +119,9 @@ class _OpForward:
             )
         if mask is not None:
             return model.memsaver_base.call(model, inputs, training=True, mask=mask)
-        function, forward = self._ready()
+        function, in_graph, eagerly = self._ready()
         flat = keras_compat.standardize_inputs(keras_compat.inner_functional(model), inputs)
-        return function.finish(model, forward(function.calls.enter(flat), training=True))
+        return function.finish(model, (eagerly if tf.executing_eagerly() else in_graph)(*flat))
 
 
 def make_optimized(model: Any, plan: Plan) -> Any:

@@ -1,0 +1,129 @@
+"""Keras models in segments of single operations: a segment between any two cuts, all gradients and all state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tests.tensorflow import models
+from tests.tensorflow.plans import optimized_between_cuts
+from tests.tensorflow.training import assert_close, assert_trains_alike, train
+from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
+from tf_memsaver.plan.types import Plan
+from tools.models import bert, gpt2, vit
+
+
+def adds_losses() -> Any:
+    x = inputs = keras.Input((8,))
+    for number in range(3):
+        x = models.AddsLoss(name=f"loss{number}")(layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x))
+    return keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
+
+
+def small_bert() -> Any:
+    return bert(layers=2, width=16, heads=2, length=6, vocabulary=5)
+
+
+def small_gpt2() -> Any:
+    return gpt2(layers=2, width=16, heads=2, length=6, vocabulary=5)
+
+
+def small_vit() -> Any:
+    return vit(layers=2, width=16, heads=2, patch=56)
+
+
+MODELS: list[Callable[[], Any]] = [
+    models.dropout_chain,
+    models.residual_net,
+    models.unet,
+    models.text_lstm,
+    models.text_attention,
+    models.two_by_two,
+    models.transfer,
+    models.siamese,
+    adds_losses,
+    small_bert,
+    small_gpt2,
+    small_vit,
+]
+
+
+@pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
+def test_segments_between_all_cuts_train_alike(build: Callable[[], Any]) -> None:
+    keras.utils.set_random_seed(0)
+    model = build()
+    assert_trains_alike(
+        model, optimized_between_cuts(model, length=1, granularity="op"), modes=("graph",), free_batch=True
+    )
+
+
+@pytest.mark.parametrize("build", [small_bert, small_gpt2, small_vit], ids=lambda build: build.__name__)
+def test_layers_of_transformers_between_all_cuts_train_alike(build: Callable[[], Any]) -> None:
+    keras.utils.set_random_seed(0)
+    model = build()
+    assert_trains_alike(model, optimized_between_cuts(model, length=1), modes=("graph",), free_batch=True)
+
+
+def test_eager_steps_run_in_a_graph_of_their_own() -> None:
+    model = models.dropout_chain()
+    optimized = optimized_between_cuts(model, granularity="op")
+    assert_close(train(model, mode="eager"), train(optimized, mode="eager"))
+
+
+def test_fit_evaluate_save_and_load(tmp_path: Any) -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((16,)), *[layers.Dense(16, activation="gelu") for _ in range(6)], layers.Dense(4, "softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    x = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
+    y = np.arange(64) % 4
+    weights = model.get_weights()
+    plain = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    model.set_weights(weights)
+    model.optimizer = None
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    optimized = tf_memsaver.optimize(model, batch_size=16, strategy="min_peak", granularity="op")
+    assert optimized.memsaver_plan.request.granularity == "op" and optimized.memsaver_plan.recomputed
+    assert optimized.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history == plain
+    optimized.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.memsaver_plan == optimized.memsaver_plan
+    assert np.array_equal(loaded.predict(x, verbose=0), optimized.predict(x, verbose=0))
+    assert Plan.from_json(optimized.memsaver_plan.to_json()) == optimized.memsaver_plan
+
+
+def test_softmax_is_recomputed_and_the_products_around_it_are_kept() -> None:
+    model = gpt2(layers=2, width=64, heads=8, length=128, vocabulary=50)
+    plan = tf_memsaver.search_plan(model, batch_size=32, max_overhead=0.1, granularity="op")
+    recomputed = [label.rsplit("/", 1)[-1] for label in plan.recomputed]
+    assert "Softmax" in recomputed
+    assert sum("MatMul" in label for label in recomputed) < sum("MatMul" in label for label in plan.labels) / 4
+
+
+def test_freezing_a_layer_traces_anew() -> None:
+    keras.utils.set_random_seed(0)
+    model = models.chain(depth=6)
+    optimized = optimized_between_cuts(model, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+    model.layers[1].trainable = False
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
+def test_what_is_refused() -> None:
+    model = models.chain()
+    with pytest.raises(InvalidRequestError, match="granularity"):
+        tf_memsaver.search_plan(model, batch_size=4, granularity="tensor")
+    plan = tf_memsaver.search_plan(model, batch_size=4, granularity="op")
+    with pytest.raises(PlanMismatchError):
+        tf_memsaver.apply_plan(models.residual_net(), plan)
+    optimized = tf_memsaver.apply_plan(model, plan)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), pytest.raises(UnsupportedModelError, match="strategy"):
+        optimized(tf.ones((4, *model.input_shape[1:])), training=True)
