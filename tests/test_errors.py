@@ -32,6 +32,11 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
         {"strategy": "mine", "reason": "a hole"},
         ["'mine'", "a hole", "another strategy"],
     ),
+    (
+        errors.OutputError("out/", "no space left"),
+        {"path": "out/", "reason": "no space left"},
+        ["'out/'", "no space left", "Nothing was left"],
+    ),
     (errors.OutputExistsError("out/"), {"path": "out/"}, ["'out/'", "overwrit"]),
     (errors.SecondDerivativeError(), {}, ["second derivatives", "strip"]),
 ]

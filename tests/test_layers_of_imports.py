@@ -23,6 +23,7 @@ FLOORS = {
     "capture": 4,
     "export": 4,
     "emission": 4,
+    "saving": 4,
     "fan_out": 4,
     "keras_compat": 4,
     "measurement": 4,

@@ -110,6 +110,17 @@ class MeasurementError(MemsaverError):
     """A measuring process failed; the sentence carries the end of its log."""
 
 
+class OutputError(MemsaverError):
+    """The output could not be written; nothing is left of it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"'{self.path}' cannot be written: {self.reason}. Nothing was left behind; see to space and permissions."
+
+
 class OutputExistsError(MemsaverError):
     """The output path holds something already."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +114,66 @@ def test_tables_are_carried_over(tmp_path: Path) -> None:
     source, _, _ = _module(functions.dense, tmp_path)
     tf_memsaver.rewrite_saved_model(source, tmp_path / "rewritten", batch_size=64)
     assert tf.saved_model.load(str(tmp_path / "rewritten")).look_up(tf.constant("b")).numpy() == 4
+
+
+def test_files_that_belong_to_it_are_carried_over(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("alpha\nbeta\n")
+    weight = tf.Variable(tf.ones((2, 2)))
+    root = tf.Module()
+    root.weight = weight
+    names = tf.lookup.TextFileInitializer(
+        str(words), tf.string, tf.lookup.TextFileIndex.WHOLE_LINE, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER
+    )
+    root.table = tf.lookup.StaticHashTable(names, -1)
+
+    def step(x: tf.Tensor, words: tf.Tensor) -> Any:
+        return tf.tanh(x @ weight), root.table.lookup(words)
+
+    root.step = tf.function(step, input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec([None], tf.string)])
+    tf.saved_model.save(root, str(tmp_path / "source"))
+    tf_memsaver.rewrite_saved_model(tmp_path / "source", tmp_path / "rewritten", batch_size=4)
+    words.unlink()
+    shutil.rmtree(tmp_path / "source")
+    loaded = tf.saved_model.load(str(tmp_path / "rewritten"))
+    with tf.GradientTape() as tape:
+        y, places = loaded.step(tf.ones((2, 2)), tf.constant(["beta", "gamma"]))
+    assert places.numpy().tolist() == [1, -1] and tape.gradient(y, loaded.weight) is not None
+    assert (tmp_path / "rewritten" / "assets" / "words.txt").read_text() == "alpha\nbeta\n"
+
+
+def test_as_a_keras_layer(tmp_path: Path) -> None:
+    source, _, batch = _reusable(tmp_path)
+    target = str(tmp_path / "rewritten")
+    tf_memsaver.rewrite_saved_model(source, target, batch_size=64, strategy="min_peak")
+    x = tf.constant(batch[:64])
+    found = []
+    for folder in (source, target):
+        layer = keras.layers.TFSMLayer(folder, call_endpoint="serving_default")
+        found.append(keras.tree.flatten(layer(x))[0].numpy())
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    source, _, _ = _module(functions.dense, tmp_path)
+    before = sorted(p.name for p in tmp_path.iterdir())
+
+    def limit() -> None:
+        # Stands for a full disk: no file may grow beyond this.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    command = [sys.executable, "-m", "tf_memsaver", "optimize", source]
+    done = subprocess.run(
+        [*command, f"--output={tmp_path / 'out'}", "--batch_size=8"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written" in done.stderr and "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
 def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class _Flag:
 
 
 _MODEL = ("batch_size", "input_shape", "optimizer", "loss", "format")
-LIMITS = ("budget", "max_overhead", "strategy", "keep", "recompute", "candidates")
+LIMITS = ("budget", "max_overhead", "strategy", "keep", "recompute", "candidates", "granularity")
 """The flags that say what to plan; a plan file takes their place."""
 
 COMMANDS = {
@@ -145,6 +145,11 @@ _FLAGS = {
     ),
     "recompute": _Flag(define=_names(), value="NAMES", text="layers always to recompute"),
     "candidates": _Flag(define=_names(), value="NAMES", text="cut only behind these layers"),
+    "granularity": _Flag(
+        define=_choice("layer", "op", default="layer"),
+        value="layer|op",
+        text="what segments are made of: layers, or single operations, names being theirs then (default: layer)",
+    ),
     "plan": _Flag(define=_text(), value="FILE", text="apply this plan file instead of planning"),
     "output": _Flag(
         define=_text(), value="PATH", text="where to write; never over something that is there, unless --overwrite"

@@ -133,7 +133,8 @@ VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
 
 def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:
     """Rewrite the functions of a SavedModel that can be trained through; without its Python code."""
-    of_keras = [name for name in ("input_shape", "optimizer", "loss", "plan", "save_format") if flags[name].present]
+    keras_flags = ("input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
+    of_keras = [name for name in keras_flags if flags[name].present]
     if of_keras:
         raise InvalidRequestError(f"--{of_keras[0]} is for Keras models; '{source}' is a SavedModel. Leave it out.")
     target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
@@ -144,7 +145,7 @@ def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result
             batch_size=flags.batch_size,
             functions=flags.function,
             overwrite=target.exists(),
-            **{name: getattr(flags, name) for name in LIMITS},
+            **{name: getattr(flags, name) for name in LIMITS if name not in keras_flags},
         )
     shown = tuple(part for name, made in plans.items() for part in (name, tables.before_after_table(made)))
     document = {"output": str(target), "plans": {name: made.to_json() for name, made in plans.items()}}
