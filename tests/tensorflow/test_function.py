@@ -160,6 +160,28 @@ def looped() -> Case:
     return tf.function(call), matrices, [tf.constant(_normal(64, 16))]
 
 
+class OwnCall(keras.Model):
+    """A model whose call is Python code, with a loop and a branch that tracing unrolls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [layers.Dense(16, activation="tanh") for _ in range(4)]
+        self.drop, self.head = layers.Dropout(0.2), layers.Dense(2)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        for number, block in enumerate(self.blocks):
+            x = x + block(x)
+            if training and number % 2:
+                x = self.drop(x, training=training)
+        return self.head(x)
+
+
+def own_call() -> Case:
+    model, x = OwnCall(), _normal(64, 16)
+    model(x)
+    return _keras(model, x)
+
+
 def half() -> Case:
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -224,6 +246,7 @@ CASES: list[Callable[[], Case]] = [
     brain_half,
     module,
     looped,
+    own_call,
 ]
 
 

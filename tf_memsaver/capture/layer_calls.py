@@ -104,8 +104,9 @@ def check_supported(model: Any) -> Any:
         )
     raise UnsupportedModelError(
         f"model '{model.name}' ({type(model).__name__}) computes in its own call(); only Functional and Sequential "
-        f"models can be cut into segments. Build the network with keras.Model(inputs, outputs); a custom train_step "
-        f"may stay."
+        f"models can be cut into segments. Build the network with keras.Model(inputs, outputs), where a custom "
+        f"train_step may stay, or optimize its call for a training loop of your own: "
+        f"tf_memsaver.optimize_function(lambda x: model(x, training=True), tf.TensorSpec(...), batch_size=...)."
     )
 
 
