@@ -271,13 +271,26 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
     """
     if gate is None or gradient.op.type not in ("IdentityN", "Placeholder"):
         return gradient
-    source = output.op
-    while source.type in ("BiasAdd", "Identity", "Reshape"):
-        source = source.inputs[0].op
-    if source.type in _OWN_GRADIENT_OPS:
+    if not _is_one_of_several(output) and _first_to_change(output).type in _OWN_GRADIENT_OPS:
         return gradient
     with tf.name_scope(f"{name if gradient.op.type == 'Placeholder' else _maker(gradient).name}/"):
         return _behind(gate, gradient, _ARRIVED)
+
+
+def _is_one_of_several(output: tf.Tensor) -> bool:
+    """Whether a replayed output is read in the replay, too: its gradient is a sum."""
+    return bool(output.consumers())
+
+
+def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
+    """Return the operation that the gradient of a tensor comes to before it is changed."""
+    operation = tensor.op
+    while operation.type in ("BiasAdd", "Identity", "Reshape"):
+        source = operation.inputs[0]
+        if len(source.consumers()) > 1:
+            break
+        operation = source.op
+    return operation
 
 
 def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor, forward_first: bool | None) -> tf.Tensor:

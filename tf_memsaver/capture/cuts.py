@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.calls import ADDITIONS
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
@@ -36,16 +37,17 @@ def _splitting_positions(step: TracedStep, unit_count: int) -> set[int]:
 
     The gradient of a tensor with several readers is one sum over all of them. With readers on both sides of a cut,
     each side sums its own first: for two terms that is the same number, for three or more it is not. Where one term
-    only comes from behind the cut, the segment in front of it passes the tensor on (``rewrite.segments``) and so gets
-    that term into its own sum.
+    only comes from behind the cut, from an addition, the segment in front of it passes the tensor on
+    (``rewrite.segments``) and so gets that term into its own sum. (Behind a Concat last bits differed: DenseNet121.)
     """
     readers = _reads_by_unit(step)
     splitting: set[int] = set()
     for tensor in (t for made in step.boundary for t in made if isinstance(t, tf.Tensor)):
         units = sorted({unit_count if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
-        terms = [max(1, readers.get((id(tensor), unit), 0)) for unit in units]
+        terms = [max(1, len(readers.get((id(tensor), unit), ()))) for unit in units]
         if sum(terms) > 2 and len(units) > 1:
-            passed_on = terms[-1] == 1 and units[-1] < unit_count
+            last = readers.get((id(tensor), units[-1]), [])
+            passed_on = len(last) == 1 and last[0] in ADDITIONS
             splitting.update(range(units[0] + 1, units[-2 if passed_on else -1] + 1))
     return splitting
 
@@ -102,10 +104,11 @@ def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int
     return unit_of, readers
 
 
-def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], int]:
-    counts: dict[tuple[int, int], int] = {}
+def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], list[str]]:
+    """Return, by tensor (id) and unit, the types of the forward operations that read it."""
+    types: dict[tuple[int, int], list[str]] = {}
     for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
         if phase is Phase.FORWARD and unit is not None and operation.type not in rules.METADATA_READERS:
             for tensor in operation.inputs:
-                counts[id(tensor), unit] = counts.get((id(tensor), unit), 0) + 1
-    return counts
+                types.setdefault((id(tensor), unit), []).append(operation.type)
+    return types
