@@ -194,7 +194,9 @@ def _replay_gradients(
             _named(gate, function.gradient_name(place), gradient, output)
             for place, gradient, output in zip(places, arrived, targets, strict=True)
         ]
-        gradients = tape.gradient(targets, gated, output_gradients=named)
+        # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
+        with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
+            gradients = tape.gradient(targets, gated, output_gradients=named)
         connected[:] = [gradient is not None for gradient in gradients]
 
         def second(*_: Any, variables: Any = None) -> Any:

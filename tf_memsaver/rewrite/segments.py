@@ -160,7 +160,7 @@ def _gradient_name(sequence: CallSequence, slot: int, after: int) -> str:
     """Return the name, in the plain step, of the gradient that arrives for a slot from the calls behind ``after``."""
     readers = [reader for call in sequence.calls[after:] for reader in call.readers(slot)]
     if len(readers) != 1:
-        return "AddN"
+        return "AddN" if sequence.forward_first is None else "gradients/AddN"
     if readers[0].passes_to is not None:
         return _gradient_name(sequence, readers[0].passes_to, after)
     return re.sub(r"[^\w./-]", "_", f"gradients/{readers[0].name}_grad", flags=re.ASCII)
