@@ -273,15 +273,11 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
     """
     if gate is None or gradient.op.type not in ("IdentityN", "Placeholder"):
         return gradient
-    if not _is_one_of_several(output) and _first_to_change(output).type in _OWN_GRADIENT_OPS:
+    # An output that the replay itself reads, too, gets a sum.
+    if not output.consumers() and _first_to_change(output).type in _OWN_GRADIENT_OPS:
         return gradient
     with tf.name_scope(f"{name if gradient.op.type == 'Placeholder' else _maker(gradient).name}/"):
         return _behind(gate, gradient, _ARRIVED)
-
-
-def _is_one_of_several(output: tf.Tensor) -> bool:
-    """Whether a replayed output is read in the replay, too: its gradient is a sum."""
-    return bool(output.consumers())
 
 
 def _first_to_change(tensor: tf.Tensor) -> tf.Operation:

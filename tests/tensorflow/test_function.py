@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tests.tensorflow import models
 from tests.tensorflow.plans import plan_of
 from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.capture.function_calls import FunctionCalls
@@ -261,12 +262,8 @@ def test_segments_between_all_cuts_train_alike(build: Callable[[], Case]) -> Non
     assert not differing(plain, train(optimized, variables, arguments))
 
 
-def approximate_gelu(x: tf.Tensor) -> Any:
-    return keras.activations.gelu(x, approximate=True)
-
-
 @pytest.mark.parametrize(
-    "activation", ["relu", "tanh", "silu", "softplus", "mish", "elu", "selu", "leaky_relu", approximate_gelu]
+    "activation", ["relu", "tanh", "silu", "softplus", "mish", "elu", "selu", "leaky_relu", models.approximate_gelu]
 )
 def test_activations_cut_anywhere(activation: Any) -> None:
     test_segments_between_all_cuts_train_alike(lambda: dense(activation))

@@ -272,12 +272,8 @@ def test_gradients_for_the_input() -> None:
     assert np.any(found[0]) and found[0].tobytes() == found[1].tobytes()
 
 
-def approximate_gelu(x: Any) -> Any:
-    return keras.activations.gelu(x, approximate=True)
-
-
 @pytest.mark.parametrize(
-    "activation", ["gelu", "tanh", "silu", "mish", "softplus", "sigmoid", "leaky_relu", approximate_gelu]
+    "activation", ["gelu", "tanh", "silu", "mish", "softplus", "sigmoid", "leaky_relu", models.approximate_gelu]
 )
 def test_smooth_activations_are_fused_as_in_the_plain_step(activation: Any) -> None:
     x = inputs = keras.Input((8,))

@@ -229,7 +229,7 @@ class FunctionCalls:
             slot_count=flat.slot_count,
             resident=frozenset(range(self.argument_count, count)) | frozenset(made),
             weights=self._trained(made),
-            forward_first=None if scope is not None else _calls_sort_first(concrete, rest),
+            forward_first=None if scope is not None else self._sorts_first(rest),
         )
 
     @property
@@ -289,6 +289,25 @@ class FunctionCalls:
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
 
+    def _sorts_first(self, calls: Sequence[OpCall]) -> bool:
+        """Whether a call of the function has a name that sorts before that of the call of its gradient function.
+
+        A function without state is called by a PartitionedCall, one with state by a StatefulPartitionedCall.
+        """
+        if all(call.operation.type not in _STATEFUL_CALLS for call in calls):
+            return False
+        graph = tf.__internal__.FuncGraph("gradient")
+        with graph.as_default():
+            arguments = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in self.argument_specs]
+            with tf.GradientTape() as tape:
+                # By flat tensors, which no public call takes.
+                results = self.concrete._call_flat(arguments, self._captures)
+            flat = tf.nest.flatten(results, expand_composites=True)
+            floats = [tensor for tensor in flat if tensor is not None and tensor.dtype.is_floating]
+            tape.gradient(floats, [variable for variable in self.variables if variable.trainable])
+        names = [f"{each.name}/" for each in graph.get_operations() if each.type in FUNCTION_CALLS]
+        return bool(names) and names[0] < names[-1]
+
     def _hoisted(self, calls: Sequence[OpCall], count: int) -> tuple[list[OpCall], list[OpCall]]:
         """Part the calls into those that need no argument and can run first, and the others."""
         early = set(range(self.argument_count, count))
@@ -311,27 +330,6 @@ def _python_values(argument: Any) -> list[Any]:
     """Return the leaves of an argument that are no tensors and stand for none."""
     tensors = (tf.Tensor, tf.Variable, tf.TypeSpec, np.ndarray, np.generic)
     return [leaf for leaf in tf.nest.flatten(argument) if not isinstance(leaf, tensors)]
-
-
-def _calls_sort_first(concrete: Any, calls: Sequence[OpCall]) -> bool:
-    """Whether a call of a function has a name that sorts before that of the call of its gradient function.
-
-    A function without state is called by a PartitionedCall, one with state by a StatefulPartitionedCall.
-    """
-    if all(call.operation.type not in _STATEFUL_CALLS for call in calls):
-        return False
-    graph = tf.__internal__.FuncGraph("gradient")
-    captures = list(concrete.captured_inputs)
-    with graph.as_default():
-        specs = concrete.graph.inputs[: len(concrete.graph.inputs) - len(captures)]
-        arguments = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in specs]
-        with tf.GradientTape() as tape:
-            # By flat tensors, which no public call takes.
-            results = tf.nest.flatten(concrete._call_flat(arguments, captures), expand_composites=True)
-        floats = [tensor for tensor in results if tensor is not None and tensor.dtype.is_floating]
-        tape.gradient(floats, [variable for variable in concrete.graph.variables if variable.trainable])
-    calls = [operation.name for operation in graph.get_operations() if operation.type in FUNCTION_CALLS]
-    return bool(calls) and f"{calls[0]}/" < f"{calls[-1]}/"
 
 
 def _with_nones(concrete: Any, flat: Sequence[Any]) -> list[Any]:
@@ -361,6 +359,9 @@ class _Inliner:
         self.slot_count += 1
         return self.slot_count - 1
 
+    def _label(self, prefix: str, operation: Any) -> str:
+        return _without(self._scope or "", f"{prefix}{operation.name}")
+
     def _walk(self, graph: Any, prefix: str, slots: dict[int, int]) -> None:
         for operation in _in_order(graph):
             outputs = operation.outputs
@@ -376,9 +377,8 @@ class _Inliner:
             made = [self._new() for _ in outputs]
             slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
-                self._constant_of[made[0]] = Constant(
-                    operation=Template(operation), label=_without(self._scope or "", prefix + operation.name)
-                )
+                label = self._label(prefix, operation)
+                self._constant_of[made[0]] = Constant(operation=Template(operation), label=label)
             else:
                 after = [slots[id(tensor)] for tensor in _run_before(operation) if id(tensor) in slots]
                 gradient = self._custom_gradient(operation, slots)
@@ -396,7 +396,7 @@ class _Inliner:
         self.calls.append(
             OpCall(
                 operation=operation,
-                label=_without(self._scope or "", prefix + operation.name),
+                label=self._label(prefix, operation),
                 of_tape=self._scope is not None,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),

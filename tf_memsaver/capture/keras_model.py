@@ -119,11 +119,6 @@ class KerasOpStep(KerasStep):
     def _results(self, outputs: list[Any]) -> Any:
         return self._function.finish(self._model, outputs)
 
-    def losses_of(self, operation: Any) -> list[Any]:
-        """Return nothing: the function returns its losses."""
-        del operation
-        return []
-
     def seen_through(self, output: Any) -> list[Any]:
         """Return nothing: the function returns the logits, too."""
         del output

@@ -1,7 +1,4 @@
-"""The training call of a Keras model as a traced function, for plans whose units are operations.
-
-Any model will do whose call can be traced: Functional, Sequential, or with a ``call`` of its own.
-"""
+"""The training call of a Keras model as a traced function, for plans whose units are operations."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import tensorflow as tf
 from tf_memsaver import keras_compat
 from tf_memsaver.capture.batch import pack_inputs
 from tf_memsaver.capture.function_calls import FunctionCalls
+from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import UnsupportedModelError
 
 
@@ -28,10 +26,10 @@ class ModelFunction:
         """Trace ``model``, which is only read, with a free batch dimension.
 
         Raises:
-          UnsupportedModelError: the call cannot be traced, or returns something that is no dense tensor.
+          UnsupportedModelError: the model is no built Functional or Sequential model, or its call cannot be traced.
         """
+        check_supported(model)
         self._structure: Any = None
-        self.settings = settings_of(model)
         specs = [tf.TensorSpec(tuple(t.shape), t.dtype, name=t.name) for t in model.inputs]
 
         def traced(*flat: Any) -> dict[str, list[Any]]:

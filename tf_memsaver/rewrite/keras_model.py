@@ -131,7 +131,6 @@ def make_optimized(model: Any, plan: Plan) -> Any:
       PlanMismatchError: the plan was made for another model.
       UnsupportedModelError: the model is no built Functional or Sequential model.
     """
-    check_supported(model)
     forward: _Forward = (_OpForward if plan.request.granularity == "op" else _LayerForward)(model, plan)
     base = base_class(model)
     optimized = _same_model(model, _optimized_class(base))
