@@ -31,6 +31,7 @@ FLOORS = {
     "rewrite": 4,
     "runtime": 4,
     "training_step": 4,
+    "twins": 4,
     "verification": 4,
     "api": 5,
     "__init__": 6,

@@ -85,10 +85,8 @@ class Template:
         graph = tf.compat.v1.get_default_graph()
         attributes = _functions_brought(self.graph, graph, self.attributes)
         if gradient is not None:
-            attributes[CUSTOM_GRADIENT] = attr_value_pb2.AttrValue(s=_registered(gradient).encode())
-        made = graph._create_op_internal(
-            self.type, list(inputs), self.dtypes, name=name, attrs=attributes, op_def=self._definition
-        )
+            attributes[CUSTOM_GRADIENT] = attr_value_pb2.AttrValue(s=registered(gradient).encode())
+        made = self._made(graph, inputs, name, attributes)
         outputs = list(made.outputs)
         for source, copy in zip(self._outputs, outputs, strict=False):
             if source.dtype in (tf.resource, tf.variant):
@@ -98,6 +96,15 @@ class Template:
         if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):
             _record(made, list(inputs), outputs, f"gradient_tape/{made.name}" if of_tape else f"gradients/{name}_grad")
         return outputs
+
+    def copy(self, inputs: Sequence[Any], name: str) -> Any:
+        """Add a copy, for the graph that the operation is of itself, that is on no tape; return the operation."""
+        return self._made(self.graph, inputs, name, self.attributes)
+
+    def _made(self, graph: Any, inputs: Sequence[Any], name: str, attributes: dict[str, Any]) -> Any:
+        return graph._create_op_internal(
+            self.type, list(inputs), self.dtypes, name=name, attrs=attributes, op_def=self._definition
+        )
 
     def _set_shape(self, copy: tf.Tensor, shape: tf.TensorShape) -> None:
         """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
@@ -131,7 +138,7 @@ def _functions_brought(source: Any, target: Any, attributes: dict[str, Any]) -> 
     return found
 
 
-def _registered(gradient: Gradient) -> str:
+def registered(gradient: Gradient) -> str:
     """Register a gradient function, as ``tf.custom_gradient`` does for each of its calls, and return its name.
 
     A tape outside a tf.function asks the registry; it does not see what is recorded inside.

@@ -105,10 +105,18 @@ def _witness(tensors: Iterable[Any]) -> tf.Tensor | None:
     if not unique:
         return None
     with tf.name_scope("memsaver_witness"):
-        flat, first, one = tf.constant([-1]), tf.constant([0]), tf.constant([1])
-        vectors = (tf.raw_ops.Reshape(tensor=tensor, shape=flat) for tensor in unique.values())
-        read = [tf.raw_ops.Slice(input=vector, begin=first, size=one) for vector in vectors]
-        return tf.concat([each if each.dtype == tf.float32 else tf.cast(each, tf.float32) for each in read], 0)
+        return first_elements(list(unique.values()))
+
+
+def first_elements(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the first element of each tensor as float32, in one vector; an empty tensor has none."""
+    flat, first, second, one = tf.constant([-1]), tf.constant([0]), tf.constant([1]), tf.constant([1])
+    read = []
+    for tensor in tensors:
+        vector = tf.raw_ops.Reshape(tensor=tensor, shape=flat)
+        element = tf.raw_ops.StridedSlice(input=vector, begin=first, end=second, strides=one)
+        read.append(element if element.dtype == tf.float32 else tf.cast(element, tf.float32))
+    return tf.concat(read, 0)
 
 
 def _read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> Iterator[Any]:

@@ -19,14 +19,17 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python.eager.record import stop_recording
+from tensorflow.python.eager.record import VariableWatcher, record_operation, stop_recording
 
+from tf_memsaver import twins
+from tf_memsaver.emission import registered
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
-from tf_memsaver.fan_out import first_run_witness, replay_witness
+from tf_memsaver.fan_out import first_elements, first_run_witness, replay_witness
 
 Tensors = Sequence[tf.Tensor]
 
@@ -76,55 +79,84 @@ class Replayable(Protocol):
         """Run again and return the same outputs, without any side effect."""
 
 
-def recompute(function: Replayable, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
+def recompute(
+    function: Replayable, inputs: Tensors, weights: Tensors, traces: twins.Traces | None = None
+) -> list[tf.Tensor]:
     """Return ``function``'s outputs, keeping only ``inputs``, ``weights`` and what it holds for the backward pass.
 
     Args:
-      function: what to run; it is run once now, and once more for every gradient taken.
+      function: what to run; it is run once now, and once more for every gradient taken, unless that is in ``traces``.
       inputs: floating tensors that the outputs depend on; the replay reads them behind the order gate.
       weights: floating tensors of variables; never copied.
+      traces: the gradients of the other segments of the same forward pass.
 
     Raises:
       SecondDerivativeError: (when it is asked for) on the gradient of a gradient.
     """
-    count = len(inputs)
     reached: set[int] = set()
+    with stop_recording(), VariableWatcher() as watcher:
+        first = _FirstRun.of(function, inputs, weights)
 
-    @tf.custom_gradient
-    def segment(*arguments: tf.Tensor) -> Any:
-        with stop_recording():
-            outputs, witness = _first_run(function, arguments[:count], arguments[count:])
-        held = function.held()
+    def gradient(*upstream: tf.Tensor) -> list[Any]:
+        connected = sorted(reached) if reached else list(range(len(first.outputs)))
+        reached.clear()
+        arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
+        replayed = _replay_gradients(function, inputs, weights, first, arrived, traces)
+        # Variables reach the segment as tensors; of those listed here a gradient would be lost.
+        _refuse_trained(watcher.watched_variables())
+        return replayed
 
-        def gradient(*upstream: Any, variables: Any = None) -> Any:
-            connected = sorted(reached) if reached else list(range(len(outputs)))
-            reached.clear()
-            arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
-            replayed = _replay_gradients(function, arguments[:count], arguments[count:], held, arrived, witness)
-            # Variables reach the segment as tensors; of those listed here a gradient would be lost.
-            _refuse_trained(variables or ())
-            return replayed if variables is None else (replayed, [None] * len(variables))
-
-        return tuple(outputs), gradient
-
-    outputs = segment(*inputs, *weights)
+    outputs = _with_gradient(first.outputs, [*inputs, *weights], gradient)
     if len(outputs) == 1:
-        return list(outputs)
+        return outputs
     return [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
 
 
-def _first_run(
-    function: Replayable, inputs: Tensors, weights: Tensors
-) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
-    """Run the function once; return its outputs and, in graph mode, what the gate of the replay must depend on."""
-    if tf.executing_eagerly():
-        return function.first_run(inputs, weights), ()
-    graph = tf.compat.v1.get_default_graph()
-    start = graph.num_operations()
-    outputs = function.first_run(inputs, weights)
-    scope = _GRADIENT_SCOPES[function.forward_first]
-    witness = first_run_witness(graph.get_operations()[start:], [*inputs, *weights], outputs, scope)
-    return outputs, () if witness is None else (witness,)
+def _with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Sequence[Any]]) -> list[tf.Tensor]:
+    """Return ``outputs`` with a gradient function of their own, which takes theirs and returns those of ``inputs``.
+
+    As ``tf.custom_gradient``, but without its search through the graph for variables, and without zeros for gradients
+    that nobody asks for.
+    """
+    with stop_recording():
+        if tf.executing_eagerly():
+            passed = [tf.identity(tensor) for tensor in outputs]
+        else:
+            # Read by SavedModels, and by the gradients of a function's graph.
+            def of_identities(_: Any, *upstream: Any) -> list[Any]:
+                return [*([None] * len(outputs)), *gradient(*upstream[: len(outputs)])]
+
+            overridden = {"IdentityN": registered(of_identities)}
+            with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
+                passed = tf.identity_n([*outputs, *inputs])[: len(outputs)]
+    record_operation("segment", passed, list(inputs), gradient)
+    return passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FirstRun:
+    """What a first run left: ``witness`` is what the gate of the replay must depend on, in graph mode."""
+
+    outputs: list[tf.Tensor]
+    held: list[tf.Tensor]
+    witness: tuple[tf.Tensor, ...] = ()
+    operations: tuple[tf.Operation, ...] = ()
+
+    @classmethod
+    def of(cls, function: Replayable, inputs: Tensors, weights: Tensors) -> _FirstRun:
+        if tf.executing_eagerly():
+            return cls(outputs=function.first_run(inputs, weights), held=function.held())
+        graph = tf.compat.v1.get_default_graph()
+        start = graph.num_operations()
+        outputs = function.first_run(inputs, weights)
+        operations = tuple(graph.get_operations()[start:])
+        witness = first_run_witness(operations, [*inputs, *weights], outputs, _GRADIENT_SCOPES[function.forward_first])
+        return cls(
+            outputs=outputs,
+            held=function.held(),
+            witness=() if witness is None else (witness,),
+            operations=operations,
+        )
 
 
 def _refuse_trained(variables: Sequence[Any]) -> None:
@@ -148,74 +180,93 @@ def _note_gradient(output: tf.Tensor, place: int, reached: set[int]) -> tf.Tenso
     is zero. With this note the replay leaves such outputs out, so that weights used by them alone keep gradient None.
     """
 
-    @tf.custom_gradient
-    def noted(tensor: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            reached.add(place)
-            return upstream
+    def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+        reached.add(place)
+        return [upstream]
 
-        return tf.identity(tensor), gradient
-
-    return noted(output)
+    return _with_gradient([output], [output], gradient)[0]
 
 
 def _replay_gradients(
     function: Replayable,
     inputs: Tensors,
     weights: Tensors,
-    held: Tensors,
+    first: _FirstRun,
     upstream: dict[int, tf.Tensor],
-    witness: Tensors,
+    traces: twins.Traces | None,
 ) -> list[Any]:
     """Replay and return a gradient, or None, for each of inputs and weights."""
-    places = list(upstream)
-    shape = (len(places), len(inputs))
-    connected: list[bool] = []
+    places, arrived = list(upstream), list(upstream.values())
+
+    def trace() -> Sequence[tf.Tensor | None]:
+        return _replay(function, inputs, weights, first, upstream)
+
+    if traces is None or tf.executing_eagerly():
+        gradients = trace()
+    else:
+        gradients = traces.gradients(_as_segment(function, first, places, arrived, [*inputs, *weights]), trace)
+
+    def second(*_: Any) -> Any:
+        raise SecondDerivativeError
 
     # Everything enters as an argument, so that no path of a second derivative goes around the error.
-    @tf.custom_gradient
-    def backward(*tensors: tf.Tensor) -> Any:
-        arrived, sources = tensors[: shape[0]], tensors[shape[0] :]
-        gate = None if tf.executing_eagerly() else _gate([*arrived, *witness])
-        with contextlib.ExitStack() as stack:
-            if gate is not None:
-                stack.enter_context(tf.control_dependencies([gate]))
-            tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
-            gated = [
-                _gated(gate, *pair, function.forward_first) for pair in zip(sources[: shape[1]], inputs, strict=True)
-            ]
-            gated += [tf.identity(tensor) for tensor in sources[shape[1] :]]
-            tape.watch(gated)
-            start = _size_of_graph()
-            outputs = function.replay(gated[: shape[1]], gated[shape[1] :], [_behind(gate, tensor) for tensor in held])
-        end = _size_of_graph()
-        targets = [outputs[place] for place in places]
-        named = [
-            _named(gate, function.gradient_name(place), gradient, output)
-            for place, gradient, output in zip(places, arrived, targets, strict=True)
-        ]
-        # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
-        with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
-            gradients = tape.gradient(targets, gated, output_gradients=named)
-        connected[:] = [gradient is not None for gradient in gradients]
-
-        def second(*_: Any, variables: Any = None) -> Any:
-            raise SecondDerivativeError
-
-        found = [tf.convert_to_tensor(g) for g in gradients if g is not None]
-        if gate is None:
-            return tuple(found), second
-        # Nobody gets a gradient before all are there: the replay of the segment before this one would otherwise start
-        # while weight gradients here still hold replayed activations.
-        added = gate.graph.get_operations()[start:]
-        return tuple(_together(found, replay_witness(added[: end - start], added, found))), second
-
-    found = iter(_as_tuple(backward(*upstream.values(), *inputs, *weights)))
-    return [next(found) if there else None for there in connected]
+    found = [gradient for gradient in gradients if gradient is not None]
+    passed = iter(_with_gradient(found, [*arrived, *inputs, *weights], second))
+    return [None if gradient is None else next(passed) for gradient in gradients]
 
 
-def _as_tuple(result: Any) -> tuple[Any, ...]:
-    return tuple(result) if isinstance(result, (list, tuple)) else (result,)
+def _replay(
+    function: Replayable, inputs: Tensors, weights: Tensors, first: _FirstRun, arrived: dict[int, tf.Tensor]
+) -> list[tf.Tensor | None]:
+    """Replay under a tape and return a gradient, or None, for each of inputs and weights."""
+    gate = None if tf.executing_eagerly() else _gate([*arrived.values(), *first.witness])
+    with contextlib.ExitStack() as stack:
+        if gate is not None:
+            stack.enter_context(tf.control_dependencies([gate]))
+        tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
+        gated = [_gated(gate, tensor, function.forward_first) for tensor in inputs]
+        free = [tf.identity(tensor) for tensor in weights]
+        tape.watch([*gated, *free])
+        start = _size_of_graph()
+        outputs = function.replay(gated, free, [_behind(gate, tensor) for tensor in first.held])
+    end = _size_of_graph()
+    named = [
+        _named(gate, function.gradient_name(place), gradient, outputs[place]) for place, gradient in arrived.items()
+    ]
+    # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
+    with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
+        gradients = tape.gradient([outputs[place] for place in arrived], [*gated, *free], output_gradients=named)
+    if gate is None:
+        return gradients
+    # Nobody gets a gradient before all are there: the replay of the segment before this one would otherwise start
+    # while weight gradients here still hold replayed activations.
+    found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
+    added = gate.graph.get_operations()[start:]
+    together = iter(_together(found, replay_witness(added[: end - start], added, found)))
+    return [None if gradient is None else next(together) for gradient in gradients]
+
+
+def _as_segment(
+    function: Replayable, first: _FirstRun, places: Sequence[int], arrived: Tensors, sources: Tensors
+) -> twins.Segment | None:
+    """Return what the trace of ``_replay`` depends on, or None if that cannot be said."""
+    made = [*first.outputs, *first.held, *first.witness]
+    described = twins.description(first.operations, [*sources, *made])
+    if described is None:
+        return None
+    kinds = tuple(gradient.op.type if gradient.op.type in _RENAMED else "" for gradient in arrived)
+    key = function.forward_first, tuple(places), kinds, twins.same_or_apart([*arrived, *sources]), described[0]
+    makers = [_maker(tensor) for tensor in (*arrived, *sources)]
+    named = [*first.operations, *makers]
+    return twins.Segment(
+        key=key,
+        sources=(*arrived, *sources, *first.held, *first.witness, *described[1]),
+        names=(
+            *(plain_name(operation.name, operation.graph, function.forward_first).rstrip("/") for operation in named),
+            *(plain_name(operation.name, None, function.forward_first).rstrip("/") for operation in named),
+            *(function.gradient_name(place) for place in places),
+        ),
+    )
 
 
 def _size_of_graph() -> int:
@@ -258,6 +309,9 @@ _ARRIVED, _READY = "arrived", "ready"
 """Names of the copies of gradients that enter and leave a replay."""
 _COPY = re.compile(rf"/({_ARRIVED}|{_READY})(_\d+)?$")
 
+_RENAMED = ("IdentityN", "Placeholder")
+"""Kinds of operations that hand a gradient over under a name of their own."""
+
 _OWN_GRADIENT_OPS = frozenset(
     """AvgPool BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Elu FusedBatchNormV3 IdentityN LeakyRelu
     MatMul MaxPool Relu Relu6 Selu Sigmoid Softplus Softsign Tanh""".split()
@@ -271,7 +325,7 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
     It becomes a term of a sum or a factor of a product, which are sorted by name. It comes from the IdentityN that ends
     the replay of another segment or, in a function of its own, as a saved custom gradient is, from an argument.
     """
-    if gate is None or gradient.op.type not in ("IdentityN", "Placeholder"):
+    if gate is None or gradient.op.type not in _RENAMED:
         return gradient
     # An output that the replay itself reads, too, gets a sum.
     if not output.consumers() and _first_to_change(output).type in _OWN_GRADIENT_OPS:
@@ -291,11 +345,11 @@ def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
     return operation
 
 
-def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, origin: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
-    """Return ``_behind`` of ``tensor``, with the name of ``origin``, which it is a copy of."""
+def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
+    """Return ``_behind`` of ``tensor``, with its name in the plain step."""
     if gate is None:
         return _behind(None, tensor)
-    with tf.name_scope(plain_name(_maker(origin).name, origin.graph, forward_first)):
+    with tf.name_scope(plain_name(_maker(tensor).name, tensor.graph, forward_first)):
         return _behind(gate, tensor, "gated")
 
 
@@ -306,8 +360,7 @@ def _gate(tensors: Tensors) -> tf.Tensor:
     product, because compilers fold products with zero.
     """
     with tf.name_scope("memsaver_gate"):
-        firsts = [tf.reduce_max(tf.abs(tf.reshape(t, [-1])[:1])) for t in tensors]
-        return tf.minimum(tf.add_n([tf.cast(tf.cast(t, tf.bool), tf.float32) for t in firsts]), 0.0)
+        return tf.minimum(tf.cast(tf.reduce_any(tf.cast(first_elements(tensors), tf.bool)), tf.float32), 0.0)
 
 
 def _behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:

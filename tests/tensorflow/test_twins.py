@@ -1,0 +1,193 @@
+"""Identical segments share one trace: the graph is the one that tracing each of them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.tensorflow import models
+from tests.tensorflow.plans import optimized_between_cuts
+from tests.tensorflow.test_function import concrete_function, cut_everywhere
+from tests.tensorflow.test_op_granularity import adds_losses, small_gpt2, small_vit
+from tests.tensorflow.training import batch_for
+from tf_memsaver import twins
+from tf_memsaver.capture.function_calls import FunctionCalls
+
+
+class _Counted:
+    """What is traced and what is copied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.traced = self.copied = 0
+        self.copying = True
+        gradients, copied = twins.Traces.gradients, twins._copied
+
+        def counting(traces: Any, segment: Any, trace: Any) -> Any:
+            def once() -> Any:
+                self.traced += 1
+                return trace()
+
+            return gradients(traces, segment if self.copying else None, once)
+
+        def counting_copies(*args: Any) -> Any:
+            self.copied += 1
+            return copied(*args)
+
+        monkeypatch.setattr(twins.Traces, "gradients", counting)
+        monkeypatch.setattr(twins, "_copied", counting_copies)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> _Counted:
+    return _Counted(monkeypatch)
+
+
+def described(graph: Any) -> list[Any]:
+    """Everything of a graph's operations that decides what is computed."""
+    found = []
+    for each in graph.get_operations():
+        attributes = {k: str(v) for k, v in each.node_def.attr.items() if k != "_gradient_op_type"}
+        controls = sorted(before.name for before in each.control_inputs)
+        found.append((each.name, each.type, [t.name for t in each.inputs], controls, attributes))
+    return found
+
+
+def gradient_graph(function: Callable[..., Any], variables: Any, *specs: Any) -> Any:
+    @tf.function(autograph=False)
+    def step(*arguments: Any) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = tf.nest.flatten(function(*arguments))
+            loss = tf.add_n([tf.reduce_sum(tf.square(tf.cast(output, tf.float32))) for output in outputs])
+        return tape.gradient(loss, variables)
+
+    return step.get_concrete_function(*specs).graph
+
+
+def model_graph(model: Any) -> Any:
+    x = tf.nest.map_structure(lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), batch_for(model))
+    return gradient_graph(lambda x: model(x, training=True), model.trainable_variables, x)
+
+
+@pytest.mark.parametrize("build", [small_gpt2, small_vit, adds_losses, models.dropout_chain, models.residual_net])
+@pytest.mark.parametrize("length", [1, 5])
+def test_the_graph_is_the_same_as_without_copies(build: Callable[[], Any], length: int, counted: _Counted) -> None:
+    optimized = optimized_between_cuts(build(), length=length, granularity="op")
+    with_copies = described(model_graph(optimized))
+    copied, traced = counted.copied, counted.traced
+    counted.copying = False
+    without = described(model_graph(optimized))
+    assert with_copies == without
+    assert counted.copied == copied and counted.traced == copied + 2 * traced
+    assert copied >= 2 or length > 1
+
+
+def test_layers_share_traces_too(counted: _Counted) -> None:
+    x = inputs = keras.Input((8,))
+    for name in "abcdef":
+        x = layers.Dense(8, activation="gelu", name=f"block_{name}")(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    optimized = optimized_between_cuts(model, length=2)
+    with_copies = described(model_graph(optimized))
+    assert counted.copied == 1 and counted.traced == 2
+    counted.copying = False
+    assert with_copies == described(model_graph(optimized))
+
+
+def blocks(act: Callable[[Any], Any] = tf.tanh) -> tuple[Callable[..., Any], list[tf.Variable]]:
+    kernels = [tf.Variable(np.eye(8, dtype=np.float32)) for _ in range(5)]
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        for kernel in kernels:
+            x = act(x @ kernel)
+            x = act(x - tf.reduce_sum(x, axis=1, keepdims=True))
+        return x
+
+    return function, kernels
+
+
+def copies_of(counted: _Counted, function: Callable[..., Any], variables: Any) -> int:
+    spec = tf.TensorSpec((None, 8))
+    optimized, _ = cut_everywhere(FunctionCalls(concrete_function(function, [spec])), 8)
+    before = counted.copied
+    gradient_graph(optimized, variables, spec)
+    return counted.copied - before
+
+
+def test_functions_share_traces_in_a_graph_of_their_gradients(counted: _Counted) -> None:
+    assert copies_of(counted, *blocks()) >= 2
+
+
+def described_twice(*bodies: Callable[[Any, Any], Any]) -> list[Any]:
+    """What ``description`` says of each body, on arguments of its own."""
+    found = []
+    with tf.Graph().as_default() as graph:
+        for body in bodies:
+            x, axis = tf.compat.v1.placeholder(tf.float32, (8, 8)), tf.constant(1)
+            start = graph.num_operations()
+            result = body(x, axis)
+            described = twins.description(graph.get_operations()[start:], [x, result])
+            found.append(None if described is None else described[0])
+    return found
+
+
+def test_what_makes_twins() -> None:
+    zero = [0]
+
+    def outside(x: Any, _: Any) -> Any:
+        with tf.control_dependencies(zero):
+            return tf.tanh(x)
+
+    first, second = described_twice(lambda x, axis: tf.reduce_sum(x, axis), lambda x, axis: tf.reduce_sum(x, axis))
+    assert first is not None and first == second
+    different = described_twice(
+        lambda x, axis: tf.reduce_sum(x, axis),
+        lambda x, _: tf.reduce_sum(x, 1),
+        lambda x, _: tf.reduce_sum(x, 0),
+        lambda x, _: tf.reduce_sum(x, tf.range(1)),
+        lambda x, axis: tf.reduce_max(x, axis),
+        lambda x, _: x - tf.transpose(x),
+        lambda x, _: tf.transpose(x) - x,
+        lambda x, _: x - tf.transpose(tf.identity(x)),
+    )
+    assert None not in different and len(set(different)) == len(different)
+    with tf.Graph().as_default():
+        zero[0] = tf.constant(0)
+        x = tf.compat.v1.placeholder(tf.float32, (8, 8))
+        made = outside(x, None)
+        assert twins.description([made.op], [x]) is None
+
+
+def test_numbers_from_outside_are_compared() -> None:
+    with tf.Graph().as_default() as graph:
+        found = []
+        x = tf.compat.v1.placeholder(tf.float32, (8, 8))
+        for axis in (tf.constant(0), tf.constant(1), tf.constant(1), tf.rank(x) - 1, tf.shape(x)[0] - 7):
+            start = graph.num_operations()
+            result = tf.raw_ops.Sum(input=x, axis=axis)
+            described = twins.description(graph.get_operations()[start:], [x, result])
+            assert described is not None
+            found.append(described[0])
+    assert found[0] != found[1] == found[2] and found[0] != found[3]
+
+
+def test_gradients_of_their_own_are_traced_each(counted: _Counted) -> None:
+    # Two of them are the same only to who wrote them.
+    @tf.custom_gradient
+    def doubled(x: tf.Tensor) -> Any:
+        return tf.tanh(x), lambda upstream: 2.0 * upstream
+
+    assert copies_of(counted, *blocks(doubled)) == 0
+
+
+def test_nothing_is_shared_between_graphs(counted: _Counted) -> None:
+    optimized = optimized_between_cuts(models.dropout_chain(), length=1, granularity="op")
+    model_graph(optimized)
+    traced = counted.traced
+    model_graph(optimized)
+    assert counted.traced == 2 * traced
