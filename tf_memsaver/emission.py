@@ -52,7 +52,18 @@ def free_dimension_is(batch_size: int) -> Iterator[None]:
 class Template:
     """An operation as it stood when it was listed: TensorFlow rewrites a loop in place when its gradient is taken."""
 
-    __slots__ = ("_definition", "_outputs", "attributes", "dtypes", "graph", "name", "read_dtypes", "shapes", "type")
+    __slots__ = (
+        "_definition",
+        "_names_functions",
+        "_outputs",
+        "attributes",
+        "dtypes",
+        "graph",
+        "name",
+        "read_dtypes",
+        "shapes",
+        "type",
+    )
 
     def __init__(self, operation: Any) -> None:
         """Take down what ``emit`` needs of ``operation``."""
@@ -64,6 +75,7 @@ class Template:
         self.dtypes = [tensor.dtype for tensor in operation.outputs]
         self.shapes = [tensor.shape for tensor in operation.outputs]
         self._definition = operation.op_def
+        self._names_functions = any(v.HasField("func") or v.list.func for v in self.attributes.values())
         self._outputs = list(operation.outputs)
 
     @property
@@ -83,18 +95,22 @@ class Template:
           LookupError: (when a gradient is asked for) the operation has no gradient.
         """
         graph = tf.compat.v1.get_default_graph()
-        attributes = _functions_brought(self.graph, graph, self.attributes)
+        attributes = (
+            _functions_brought(self.graph, graph, self.attributes) if self._names_functions else self.attributes
+        )
         if gradient is not None:
-            attributes[CUSTOM_GRADIENT] = attr_value_pb2.AttrValue(s=registered(gradient).encode())
+            attributes = {**attributes, CUSTOM_GRADIENT: attr_value_pb2.AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)
         outputs = list(made.outputs)
-        for source, copy in zip(self._outputs, outputs, strict=False):
-            if source.dtype in (tf.resource, tf.variant):
+        for source, dtype, shape, copy in zip(self._outputs, self.dtypes, self.shapes, outputs, strict=True):
+            if dtype in (tf.resource, tf.variant):
                 handle_data_util.copy_handle_data(source, copy)
-        for shape, copy in zip(self.shapes, outputs, strict=False):
-            self._set_shape(copy, shape)
-        if any(tensor.dtype.is_floating or tensor.dtype == tf.variant for tensor in outputs):
-            _record(made, list(inputs), outputs, f"gradient_tape/{made.name}" if of_tape else f"gradients/{name}_grad")
+            if shape.rank is not None:
+                self._set_shape(copy, shape)
+        differentiable = inputs and any(dtype.is_floating or dtype == tf.variant for dtype in self.dtypes)
+        if differentiable and record.could_possibly_record():
+            scope = f"gradient_tape/{made.name}" if of_tape else f"gradients/{name}_grad"
+            _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes)
         return outputs
 
     def copy(self, inputs: Sequence[Any], name: str) -> Any:
@@ -108,7 +124,7 @@ class Template:
 
     def _set_shape(self, copy: tf.Tensor, shape: tf.TensorShape) -> None:
         """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
-        if shape.rank is None or copy.shape.is_fully_defined():
+        if copy.shape.is_fully_defined():
             return
         sizes = list(shape)
         if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN and sizes.count(None) == 1:
@@ -148,9 +164,9 @@ def registered(gradient: Gradient) -> str:
     return name
 
 
-def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str) -> None:
+def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool) -> None:
     try:
-        function = ops.get_gradient_function(operation)
+        function = ops.get_gradient_function(operation) if custom else ops.gradient_registry.lookup(operation.type)
     except LookupError:
         # As in TensorFlow: an error only if a gradient is asked for.
         def function(*_: Any) -> Any:

@@ -225,17 +225,16 @@ def _replay(
             stack.enter_context(tf.control_dependencies([gate]))
         tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
         gated = [_gated(gate, tensor, function.forward_first) for tensor in inputs]
-        free = [tf.identity(tensor) for tensor in weights]
-        tape.watch([*gated, *free])
+        tape.watch([*gated, *weights])
         start = _size_of_graph()
-        outputs = function.replay(gated, free, [_behind(gate, tensor) for tensor in first.held])
+        outputs = function.replay(gated, weights, [_behind(gate, tensor) for tensor in first.held])
     end = _size_of_graph()
     named = [
         _named(gate, function.gradient_name(place), gradient, outputs[place]) for place, gradient in arrived.items()
     ]
     # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
-        gradients = tape.gradient([outputs[place] for place in arrived], [*gated, *free], output_gradients=named)
+        gradients = tape.gradient([outputs[place] for place in arrived], [*gated, *weights], output_gradients=named)
     if gate is None:
         return gradients
     # Nobody gets a gradient before all are there: the replay of the segment before this one would otherwise start

@@ -7,6 +7,7 @@ grouped so that each call makes one large tensor: segments of a plan are made of
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,8 +122,10 @@ class OpCall:
                 slots[slot] = constant.run(called)
         tensors = [slots[slot] for slot in self.inputs]
         gradient = None if self.gradient is None else self.gradient.bound(slots)
-        with tf.control_dependencies([slots[slot] for slot in self.after if slot in slots]):
-            slots.update(zip(self.outputs, self.operation.emit(tensors, label, gradient, self.of_tape), strict=True))
+        before = [slots[slot] for slot in self.after if slot in slots]
+        with tf.control_dependencies(before) if before else contextlib.nullcontext():
+            made = self.operation.emit(tensors, label, gradient, self.of_tape)
+        slots.update(zip(self.outputs, made, strict=True))
 
     @property
     def reads(self) -> list[int]:
