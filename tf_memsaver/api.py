@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.signature import note_inputs
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.export import export_saved_model
 from tf_memsaver.measurement import Measurement, measure
@@ -54,6 +55,7 @@ def optimize(
     recompute: str | Sequence[str] = (),
     candidates: str | Sequence[str] = (),
     granularity: str = "layer",
+    inputs: Any = None,
 ) -> Any:
     """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
 
@@ -74,6 +76,7 @@ def optimize(
         recompute=recompute,
         candidates=candidates,
         granularity=granularity,
+        inputs=inputs,
     )
     return apply_plan(model, plan)
 
@@ -89,11 +92,12 @@ def search_plan(
     recompute: str | Sequence[str] = (),
     candidates: str | Sequence[str] = (),
     granularity: str = "layer",
+    inputs: Any = None,
 ) -> Plan:
     """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
 
     Args:
-      model: a built Functional or Sequential Keras 3 model on the TensorFlow backend.
+      model: a Keras 3 model on the TensorFlow backend: a built Functional or Sequential one, or, by operations, any.
       batch_size: samples in a training batch (per replica).
       budget: bytes, or text such as ``"6GiB"``, that the peak of a whole training step must stay within.
       max_overhead: the extra predicted step time allowed, as a share of the plain step; 0.3 without a budget.
@@ -105,6 +109,9 @@ def search_plan(
       candidates: names or patterns of the only layers behind which a segment may end.
       granularity: ``"layer"``, or ``"op"`` for segments of single operations, which may keep a matrix product and
         recompute the softmax behind it; names are then those of operations.
+      inputs: what a model with a ``call`` of its own is called with: specs such as ``tf.TensorSpec((None, 224, 224,
+        3))``, or a batch, in the structure of the call's first argument. It is remembered for this model. A Functional
+        model knows it.
 
     Raises:
       InfeasibleBudgetError: nothing fits the budget; it names the smallest that works.
@@ -113,6 +120,8 @@ def search_plan(
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates, granularity)
+    if inputs is not None:
+        note_inputs(strip(model), inputs)
     graph = capture_graph(strip(model), batch_size=batch_size, granularity=granularity)
     return solve(graph, request, versions=versions())
 
@@ -216,7 +225,8 @@ def apply_plan(model: Any, plan: Plan) -> Any:
 
     Raises:
       PlanMismatchError: the plan was made for another model; it names the first layer that differs.
-      UnsupportedModelError: the model is no built Functional or Sequential model.
+      UnsupportedModelError: the plan is one of layers and the model computes in a ``call`` of its own, or its inputs
+        are not known: ``search_plan`` is told them.
     """
     return make_optimized(strip(model), plan)
 

@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture import batch
-from tf_memsaver.capture.layer_calls import check_supported
+from tf_memsaver.capture.signature import inputs_to_json
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
 from tf_memsaver.keras_compat import own_optimizer
 from tf_memsaver.training_step import KeptState, TrainingStep, check_mode
@@ -82,7 +82,6 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
       InvalidRequestError: an unknown mode, or no steps.
       MeasurementError: the process failed; the message carries the end of its log.
     """
-    check_supported(model)
     batch_size = batch.check_batch_size(batch_size)
     batch.input_specs(model, batch_size)
     check_mode(mode)
@@ -97,7 +96,7 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
     with tempfile.TemporaryDirectory(prefix="tf_memsaver_") as folder:
         path = os.path.join(folder, "model.keras")
         model.save(path)
-        job = {"model": path, "batch_size": batch_size, "mode": mode, "steps": steps, "path": sys.path}
+        job = {"model": path, "inputs": inputs_to_json(model), "batch_size": batch_size, "mode": mode, "steps": steps}
         result = os.path.join(folder, "result.json")
         done = subprocess.run(
             [sys.executable, "-m", "tf_memsaver.measurement_worker", json.dumps(job), result],

@@ -18,12 +18,14 @@ def main(job_text: str, result_path: str) -> None:
 
     import keras
 
+    from tf_memsaver.capture.signature import note_inputs_of_json
     from tf_memsaver.measurement import measure
     from tf_memsaver.rewrite import keras_model  # noqa: F401  (registers the class that optimized models are saved as)
 
     job = json.loads(job_text)
     import_custom_modules(job["model"])
     model = keras.saving.load_model(job["model"], safe_mode=False)
+    note_inputs_of_json(model, job["inputs"])
     measured = measure(model, batch_size=job["batch_size"], mode=job["mode"], steps=job["steps"], isolate=False)
     with open(result_path, "w", encoding="utf-8") as file:
         json.dump(dataclasses.asdict(measured), file)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.capture import batch
-from tf_memsaver.capture.layer_calls import check_supported
+from tf_memsaver.capture.signature import signature_of
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.keras_compat import own_optimizer
 from tf_memsaver.training_step import KeptState, TrainingStep, check_mode
@@ -116,8 +116,8 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
     Raises:
       InvalidRequestError: the models do not share their variables, or the mode is unknown.
     """
-    check_supported(model)
-    check_supported(optimized)
+    signature_of(model)
+    signature_of(optimized)
     check_mode(mode)
     batch_size = batch.check_batch_size(batch_size)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_memsaver.keras_compat import inner_functional
+from tf_memsaver.capture.signature import signature_of
 
 Record = dict[tuple[Any, ...], Any]
 
@@ -43,18 +43,17 @@ def batch_for(model: Any, batch_size: int = 4, seed: int = 0, vocabulary: int = 
 
     def tensor(spec: Any) -> tf.Tensor:
         shape = (batch_size, *spec.shape[1:])
-        if "int" in spec.dtype:
+        dtype = tf.as_dtype(spec.dtype)
+        if dtype.is_integer:
             tokens = generator.integers(1, vocabulary, shape)
             if len(shape) > 1:
                 tokens[: batch_size // 2, shape[1] // 2 :] = 0
-            return tf.constant(tokens, spec.dtype)
-        if spec.dtype == "bool":
+            return tf.constant(tokens, dtype)
+        if dtype.is_bool:
             return tf.constant(generator.integers(0, 2, shape).astype(bool))
-        return tf.constant(generator.standard_normal(shape), spec.dtype)
+        return tf.constant(generator.standard_normal(shape), dtype)
 
-    structure = inner_functional(model)._inputs_struct
-    made = keras.tree.map_structure(tensor, structure)
-    return made[0] if isinstance(made, list) and len(made) == 1 else made
+    return keras.tree.map_structure(tensor, signature_of(model).inputs)
 
 
 def square_loss(outputs: Any) -> tf.Tensor:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_memsaver.capture.signature import signature_of
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
-from tf_memsaver.keras_compat import inner_functional
 
 
 def check_batch_size(batch_size: Any) -> int:
@@ -34,20 +34,20 @@ def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
       InvalidRequestError: an input has a fixed batch size other than ``batch_size``.
     """
     specs = []
-    for tensor in model.inputs:
-        shape = tuple(tensor.shape)
+    for number, tensor in enumerate(keras.tree.flatten(signature_of(model).inputs)):
+        shape, name = tuple(tensor.shape), tensor.name or f"input_{number}"
         if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
             raise InvalidRequestError(
-                f"input '{tensor.name}' is sparse or ragged: its size depends on the data, so no plan can be made. "
+                f"input '{name}' is sparse or ragged: its size depends on the data, so no plan can be made. "
                 f"Convert it to a dense tensor before the model."
             )
         if any(dim is None for dim in shape[1:]):
-            raise UnknownDimensionError(tensor.name, shape)
+            raise UnknownDimensionError(name, shape)
         if shape and shape[0] not in (None, batch_size):
             raise InvalidRequestError(
-                f"input '{tensor.name}' has the fixed batch size {shape[0]}, but batch_size={batch_size} was asked for."
+                f"input '{name}' has the fixed batch size {shape[0]}, but batch_size={batch_size} was asked for."
             )
-        specs.append(tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=tensor.name))
+        specs.append(tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=name))
     return specs
 
 
@@ -56,9 +56,11 @@ def target_specs(model: Any, batch_size: int) -> list[tuple[tf.TensorSpec, int]]
 
     A sparse categorical loss takes integer classes without the last axis; every other loss a target like the output.
     """
-    losses = _flat_losses(model)
+    signature = signature_of(model)
+    outputs = keras.tree.flatten(signature.outputs)
+    losses = _flat_losses(model, signature.names, len(outputs))
     specs = []
-    for tensor, loss in zip(model.outputs, losses, strict=True):
+    for tensor, loss in zip(outputs, losses, strict=True):
         shape = tuple(batch_size if place == 0 else dim for place, dim in enumerate(tensor.shape))
         sparse = _is_sparse(loss)
         spec_shape = shape[:-1] if sparse else shape
@@ -67,13 +69,12 @@ def target_specs(model: Any, batch_size: int) -> list[tuple[tf.TensorSpec, int]]
     return specs
 
 
-def _flat_losses(model: Any) -> list[Any]:
-    count = len(model.outputs)
+def _flat_losses(model: Any, names: Sequence[str], count: int) -> list[Any]:
     if not getattr(model, "compiled", False) or model.loss is None:
         return [None] * count
     loss = model.loss
     if isinstance(loss, dict):
-        flat = [loss.get(name) for name in model.output_names]
+        flat = [loss.get(name) for name in names]
     elif isinstance(loss, (list, tuple)):
         flat = list(keras.tree.flatten(loss))
     else:
@@ -90,23 +91,12 @@ def _is_sparse(loss: Any) -> bool:
 
 def pack_inputs(model: Any, flat: list[Any]) -> Any:
     """Return flat input tensors in the structure that the model is called with."""
-    return _pack(_graph_of(model).input, flat)
+    return keras.tree.pack_sequence_as(signature_of(model).inputs, flat)
 
 
 def pack_targets(model: Any, flat: list[Any]) -> Any:
     """Return flat targets in the structure of the model's outputs."""
-    return _pack(_graph_of(model).output, flat)
-
-
-def _graph_of(model: Any) -> Any:
-    """Return what knows the structure of inputs and outputs: a Sequential model does not itself."""
-    return inner_functional(model) or model
-
-
-def _pack(structure: Any, flat: list[Any]) -> Any:
-    if isinstance(structure, keras.KerasTensor) or (isinstance(structure, (list, tuple)) and len(flat) == 1):
-        return flat[0]
-    return keras.tree.pack_sequence_as(structure, flat)
+    return keras.tree.pack_sequence_as(signature_of(model).outputs, flat)
 
 
 def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> tuple[Any, Any]:

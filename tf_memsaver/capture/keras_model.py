@@ -33,13 +33,14 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer") ->
     stands in for the loss and the step ends with the gradients.
 
     Raises:
-      UnsupportedModelError: another Keras backend, an unbuilt or subclassed model, or nothing to train.
+      UnsupportedModelError: another Keras backend, an unbuilt model, a call() that cannot be cut, or nothing to train.
       UnknownDimensionError: an input dimension other than the batch is unknown.
       InvalidRequestError: the batch size is none.
     """
-    check_supported(model)
     if granularity not in GRANULARITIES:
         raise InvalidRequestError(f"granularity must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
+    if granularity == "layer":
+        check_supported(model)
     batch_size = check_batch_size(batch_size)
     input_specs(model, batch_size)
     if not getattr(model, "compiled", False):
@@ -51,12 +52,11 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer") ->
 
 
 class KerasStep:
-    """The training step of a Functional or Sequential model (see ``step.StepSource``)."""
+    """The training step of a Keras model (see ``step.StepSource``)."""
 
     def __init__(self, model: Any, batch_size: int) -> None:
         """Prepare the step; the model is only read."""
         self._model, self._batch_size = model, batch_size
-        self._functional = check_supported(model)
         self.name: str = model.name
         self.sequence = self._sequence()
         trained = [v for v in model.trainable_variables if keras_compat.is_trained(v)]
@@ -64,6 +64,7 @@ class KerasStep:
         self.optimizer = _ready_optimizer(model, trained)
 
     def _sequence(self) -> CallSequence:
+        self._functional = check_supported(self._model)
         return list_layer_calls(self._model)
 
     def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
@@ -76,8 +77,11 @@ class KerasStep:
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the inputs of the model and convert them as its call does."""
+        return keras_compat.standardize_inputs(self._functional, self._made_inputs(placeholders))
+
+    def _made_inputs(self, placeholders: Placeholders) -> Any:
         self._x = batch.pack_inputs(self._model, placeholders(input_specs(self._model, self._batch_size)))
-        return keras_compat.standardize_inputs(self._functional, self._x)
+        return self._x
 
     def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
         """Return the compiled loss, or what stands in for it."""
@@ -114,7 +118,7 @@ class KerasOpStep(KerasStep):
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the inputs of the model, and run what is hoisted."""
-        return self._function.calls.enter(super().enter(placeholders))
+        return self._function.calls.enter(self._function.flat_inputs(self._model, self._made_inputs(placeholders)))
 
     def _results(self, outputs: list[Any]) -> Any:
         return self._function.finish(self._model, outputs)

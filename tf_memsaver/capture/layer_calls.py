@@ -14,6 +14,7 @@ import keras
 
 from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import ADDITIONS, CallSequence, Reader
+from tf_memsaver.capture.signature import check_model
 from tf_memsaver.errors import UnsupportedModelError
 
 
@@ -84,29 +85,14 @@ def check_supported(model: Any) -> Any:
     Raises:
       UnsupportedModelError: another Keras backend, an unbuilt model, or a model whose ``call`` is its own Python code.
     """
-    if not isinstance(model, keras.Model):
-        raise UnsupportedModelError(
-            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
-            f"are not supported here; build the model with Keras 3."
-        )
-    if keras.backend.backend() != "tensorflow":
-        raise UnsupportedModelError(
-            f"Keras runs on its '{keras.backend.backend()}' backend; tf_memsaver needs TensorFlow. "
-            f"Set KERAS_BACKEND=tensorflow before keras is imported."
-        )
+    check_model(model)
     functional = keras_compat.inner_functional(model)
     if functional is not None:
         return functional
-    if isinstance(model, keras.Sequential):
-        raise UnsupportedModelError(
-            f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
-            f"model.build((None, ...)) with the input shape."
-        )
     raise UnsupportedModelError(
         f"model '{model.name}' ({type(model).__name__}) computes in its own call(); only Functional and Sequential "
-        f"models can be cut into segments. Build the network with keras.Model(inputs, outputs), where a custom "
-        f"train_step may stay, or optimize its call for a training loop of your own: "
-        f"tf_memsaver.optimize_function(lambda x: model(x, training=True), tf.TensorSpec(...), batch_size=...)."
+        f"models can be cut between layers. Cut it between operations: tf_memsaver.optimize(model, granularity='op', "
+        f"inputs=tf.TensorSpec((None, ...)), batch_size=...)."
     )
 
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 from tf_memsaver import keras_compat
 from tf_memsaver.capture.batch import pack_inputs
 from tf_memsaver.capture.function_calls import FunctionCalls
-from tf_memsaver.capture.layer_calls import check_supported
-from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.capture.signature import signature_of, trace_call
 
 
 class ModelFunction:
@@ -26,11 +25,12 @@ class ModelFunction:
         """Trace ``model``, which is only read, with a free batch dimension.
 
         Raises:
-          UnsupportedModelError: the model is no built Functional or Sequential model, or its call cannot be traced.
+          UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
-        check_supported(model)
         self._structure: Any = None
-        specs = [tf.TensorSpec(tuple(t.shape), t.dtype, name=t.name) for t in model.inputs]
+        functional = keras_compat.inner_functional(model)
+        cast = model.compute_dtype if functional is None and model.autocast else None
+        specs = [_spec(tensor, cast) for tensor in keras.tree.flatten(signature_of(model).inputs)]
 
         def traced(*flat: Any) -> dict[str, list[Any]]:
             outputs = model(pack_inputs(model, list(flat)), training=True)
@@ -43,17 +43,17 @@ class ModelFunction:
                 "outputs": made,
             }
 
-        model._clear_losses()
-        try:
-            with tf.init_scope():
-                concrete = tf.function(traced, autograph=False).get_concrete_function(*specs)
-        except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
-        finally:
-            model._clear_losses()
+        concrete = trace_call(model, traced, specs)
         scopes = {operation.name.partition("/")[0] for operation in concrete.graph.get_operations() if operation.inputs}
         self.calls = FunctionCalls(concrete, scope=min(scopes, key=lambda name: not name.startswith(model.name)))
+
+    def flat_inputs(self, model: Any, inputs: Any) -> list[Any]:
+        """Return the flat tensors that the function takes for what ``model`` is called with."""
+        functional = keras_compat.inner_functional(model)
+        if functional is not None:
+            return keras_compat.standardize_inputs(functional, inputs)
+        specs = self.calls.argument_specs
+        return [tf.cast(each, spec.dtype) for each, spec in zip(keras.tree.flatten(inputs), specs, strict=True)]
 
     def finish(self, model: Any, flat: Sequence[Any]) -> Any:
         """Return the outputs of ``model`` for the tensors of ``calls.sequence.outputs``; it gets the added losses."""
@@ -67,6 +67,12 @@ class ModelFunction:
             if logits is not None:
                 keras_compat.set_logits(output, logits)
         return keras.tree.pack_sequence_as(self._structure, result["outputs"])
+
+
+def _spec(tensor: Any, cast: str | None) -> tf.TensorSpec:
+    """Return the spec of an input; ``cast`` is the type that Keras casts floating inputs to before the call."""
+    dtype = tf.as_dtype(tensor.dtype)
+    return tf.TensorSpec(tuple(tensor.shape), cast if cast and dtype.is_floating else dtype, name=tensor.name)
 
 
 def settings_of(model: Any) -> tuple[bool, ...]:

@@ -1,20 +1,24 @@
 """A model of the same class, over the same layers and variables, whose training call runs a plan's segments.
 
-The result is an instance of a dynamic subclass of the model's own class, set up by ``Functional.__init__`` (or as a
-``Sequential`` over the same layers) with the other attributes carried over. So ``summary``, ``get_layer``, weight
-files, a custom ``train_step``, ``compile`` and callbacks work as before, and the original is untouched.
+The result is an instance of a dynamic subclass of the model's own class, set up by ``Functional.__init__`` (as a
+``Sequential`` or, with a ``call`` of its own, a ``Model`` over the same layers) with the other attributes carried over.
+So ``summary``, ``get_layer``, weight files, a custom ``train_step``, ``compile`` and callbacks work as before, and the
+original is untouched.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.layer_calls import check_supported, list_layer_calls
+from tf_memsaver.capture.layer_calls import list_layer_calls
 from tf_memsaver.capture.model_function import ModelFunction, settings_of
+from tf_memsaver.capture.signature import inputs_to_json, note_inputs_of_json, share_signature
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.rewrite.segments import SegmentedForward
@@ -39,14 +43,14 @@ class OptimizedModel:
         """Run the plan's segments when training, the plain path otherwise (and for symbolic inputs)."""
         symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
         if not training or symbolic or kwargs:
-            return self.memsaver_base.call(self, inputs, training=training, mask=mask, **kwargs)
+            return plain_call(self, inputs, training=training, mask=mask, **kwargs)
         return self._memsaver[1](self, inputs, mask)
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
         plain = keras.saving.serialize_keras_object(strip(self))
         plain.pop("compile_config", None)
-        return {"model": plain, "plan": self.memsaver_plan.to_json()}
+        return {"model": plain, "plan": self.memsaver_plan.to_json(), "inputs": inputs_to_json(self)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return keras_compat.unpickled_by_keras(super().__reduce__())  # type: ignore[arg-type]
@@ -59,6 +63,7 @@ class OptimizedModel:
           PlanMismatchError: this version of Keras builds other layers from the same config.
         """
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
+        note_inputs_of_json(plain, config.get("inputs"))
         return make_optimized(plain, Plan.from_json(config["plan"]))
 
 
@@ -117,10 +122,10 @@ class _OpForward:
                 "a plan of operations holds the variables of one device and cannot run under a tf.distribute strategy. "
                 "Make the plan with granularity='layer'."
             )
-        if mask is not None:
-            return model.memsaver_base.call(model, inputs, training=True, mask=mask)
+        if mask is not None and "mask" in _parameters(model.memsaver_base):
+            return plain_call(model, inputs, training=True, mask=mask)
         function, in_graph, eagerly = self._ready()
-        flat = keras_compat.standardize_inputs(keras_compat.inner_functional(model), inputs)
+        flat = function.flat_inputs(model, inputs)
         return function.finish(model, (eagerly if tf.executing_eagerly() else in_graph)(*flat))
 
 
@@ -129,7 +134,8 @@ def make_optimized(model: Any, plan: Plan) -> Any:
 
     Raises:
       PlanMismatchError: the plan was made for another model.
-      UnsupportedModelError: the model is no built Functional or Sequential model.
+      UnsupportedModelError: the model's inputs are not known (see ``capture.signature``), or a plan of layers is given
+        for one with its own ``call``.
     """
     forward: _Forward = (_OpForward if plan.request.granularity == "op" else _LayerForward)(model, plan)
     base = base_class(model)
@@ -156,6 +162,18 @@ def base_class(model: Any) -> type:
     return getattr(type(model), "memsaver_base", type(model))
 
 
+def plain_call(model: Any, inputs: Any, training: bool | None, mask: Any, **kwargs: Any) -> Any:
+    """Call an optimized model as its own class does."""
+    offered = {"training": training, "mask": mask}
+    taken = _parameters(model.memsaver_base)
+    kwargs.update((name, value) for name, value in offered.items() if name in taken)
+    return model.memsaver_base.call(model, inputs, **kwargs)
+
+
+def _parameters(cls: Any) -> Collection[str]:
+    return inspect.signature(cls.call).parameters
+
+
 _CLASSES: dict[type, type] = {}
 
 
@@ -171,13 +189,16 @@ def _optimized_class(base: type) -> type:
 
 def _same_model(model: Any, cls: Any) -> Any:
     """Return a new instance of ``cls`` over the graph, layers and variables of ``model``."""
-    check_supported(model)
     made = cls.__new__(cls)
     if isinstance(model, keras.Sequential):
         keras.Sequential.__init__(made, name=model.name)
         keras_compat.share_sequential(model, made)
-    else:
+    elif isinstance(model, keras_compat.Functional):
         keras_compat.Functional.__init__(made, model.input, model.output, name=model.name)
+    else:
+        keras.Model.__init__(made, name=model.name)
+        keras_compat.share_layers(model, made)
+        share_signature(model, made)
     keras_compat.share_attributes(model, made)
     return made
 

@@ -1,0 +1,154 @@
+"""What a model is called with and what it returns: what is known of a Functional model, and must be told of others."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver import keras_compat
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+
+
+class Signature(NamedTuple):
+    """Structures of tensors or specs, whose first dimension is the batch; ``names`` are those of the outputs."""
+
+    inputs: Any
+    outputs: Any
+    names: Sequence[str]
+
+
+_NOTED: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
+
+
+def check_model(model: Any) -> None:
+    """Check that a model is one of Keras 3 on TensorFlow.
+
+    Raises:
+      UnsupportedModelError: it is not.
+    """
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
+            f"are not supported here; build the model with Keras 3."
+        )
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedModelError(
+            f"Keras runs on its '{keras.backend.backend()}' backend; tf_memsaver needs TensorFlow. "
+            f"Set KERAS_BACKEND=tensorflow before keras is imported."
+        )
+    if isinstance(model, keras.Sequential) and keras_compat.inner_functional(model) is None:
+        raise UnsupportedModelError(
+            f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
+            f"model.build((None, ...)) with the input shape."
+        )
+
+
+def signature_of(model: Any) -> Signature:
+    """Return the signature of a Functional or Sequential model, or of one whose inputs were noted.
+
+    Raises:
+      UnsupportedModelError: it is no such model.
+    """
+    check_model(model)
+    functional = keras_compat.inner_functional(model)
+    if functional is None and isinstance(model, keras_compat.Functional):
+        functional = model
+    if functional is not None:
+        return Signature(_single(functional.input), _single(functional.output), list(functional.output_names))
+    if model not in _NOTED:
+        raise UnsupportedModelError(
+            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
+            f"inputs. Give what it is called with, such as inputs=tf.TensorSpec((None, 224, 224, 3)) (or a batch, or "
+            f"a dict of them), to optimize(..., granularity='op')."
+        )
+    return _NOTED[model]
+
+
+def note_inputs(model: Any, inputs: Any) -> None:
+    """Take down what a model with its own ``call`` is called with: a structure of specs, or a batch. It is built.
+
+    Raises:
+      InvalidRequestError: something in it has no shape and dtype, or the model says itself what it takes.
+      UnsupportedModelError: no Keras model, or its call cannot be traced with this.
+    """
+    check_model(model)
+    if isinstance(model, keras_compat.Functional) or keras_compat.inner_functional(model) is not None:
+        raise InvalidRequestError(f"model '{model.name}' knows its inputs: leave inputs= out")
+    specs = keras.tree.map_structure(_free, inputs)
+    found: list[Any] = []
+
+    def traced(*flat: Any) -> Any:
+        outputs = model(keras.tree.pack_sequence_as(specs, flat), training=True)
+        found.append(keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs))
+        return keras.tree.flatten(outputs)
+
+    trace_call(model, traced, keras.tree.flatten(specs))
+    outputs = found[-1]
+    names = (
+        list(outputs) if isinstance(outputs, dict) else [f"output_{n}" for n in range(len(keras.tree.flatten(outputs)))]
+    )
+    _NOTED[model] = Signature(specs, outputs, names)
+
+
+def share_signature(source: Any, target: Any) -> None:
+    """Let a model over the same layers have the same signature."""
+    if source in _NOTED:
+        _NOTED[target] = _NOTED[source]
+
+
+def inputs_to_json(model: Any) -> Any | None:
+    """Return the specs that ``note_inputs`` took as plain JSON data, or None if there were none."""
+    if model not in _NOTED:
+        return None
+    texts = keras.tree.map_structure(
+        lambda spec: json.dumps([spec.dtype.name, spec.shape.as_list()]), _NOTED[model].inputs
+    )
+    return keras.saving.serialize_keras_object(texts)
+
+
+def note_inputs_of_json(model: Any, data: Any) -> None:
+    """Note what ``inputs_to_json`` returned for a model, unless it has been noted."""
+    if data is not None and model not in _NOTED:
+        note_inputs(model, keras.tree.map_structure(_spec_of_text, keras.saving.deserialize_keras_object(data)))
+
+
+def _spec_of_text(text: str) -> tf.TensorSpec:
+    dtype, shape = json.loads(text)
+    return tf.TensorSpec(shape, dtype)
+
+
+def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+    """Return the concrete function of a Python function that calls ``model``, which is left as it was.
+
+    Raises:
+      UnsupportedModelError: it cannot be traced.
+    """
+    model._clear_losses()
+    try:
+        with tf.init_scope():
+            return tf.function(function, autograph=False).get_concrete_function(*specs)
+    except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
+        # Keras lists the arguments of the call behind its message.
+        reason = str(error).partition("Arguments received by")[0].strip().splitlines()[-1]
+        raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
+    finally:
+        model._clear_losses()
+
+
+def _single(structure: Any) -> Any:
+    """Return the only element of a list: a Functional model is called with that, and returns it."""
+    return structure[0] if isinstance(structure, (list, tuple)) and len(structure) == 1 else structure
+
+
+def _free(given: Any) -> tf.TensorSpec:
+    shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
+    if shape is None or dtype is None or not len(shape):
+        raise InvalidRequestError(
+            f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {given!r}"
+        )
+    return tf.TensorSpec((None, *tuple(shape)[1:]), dtype)
