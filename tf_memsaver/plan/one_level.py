@@ -221,7 +221,7 @@ class OneLevel:
             current = chosen.get(int(share[index]))
             if current is None or crossing[index] < crossing[current]:
                 chosen[int(share[index])] = index
-        wanted = {segment.stop for segment in around} | set(borders(self._problem))
+        wanted = {segment.stop for segment in tidied(around)} | set(borders(self._problem))
         fixed = [index for index in range(count + 1) if positions[index] in wanted]
         return sorted({0, count, *chosen.values(), *fixed})
 
