@@ -1,4 +1,4 @@
-"""Layers against operations as the units of plans: memory over time, measured, on transformers and ResNet50.
+"""Layers against operations as the units of plans: memory over time, measured, on transformers and two ResNets.
 
 Usage: python tools/bench_granularity.py [--models=BERT-base] [--limits=0.05,0.1] [--batch_size=8] [--output=FILE.json]
 
@@ -24,7 +24,7 @@ from tools import bench_models  # noqa: E402
 from tools.machine import machine  # noqa: E402
 
 _RESULTS = ROOT / "tools" / "results" / "bench_granularity.json"
-_NAMES = ("BERT-base", "GPT-2", "ViT-B", "ResNet50")
+_NAMES = ("BERT-base", "GPT-2", "ViT-B", "ResNet50", "BERT-24", "ResNet152V2")
 _LIMITS = flags.DEFINE_list("limits", ["0.05", "0.1", "0.2"], "longest extra step times, as shares of the plain step")
 
 

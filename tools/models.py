@@ -1,4 +1,4 @@
-"""The models of the benchmarks: eight of keras.applications and a U-Net, at 128×128, and three transformers."""
+"""The models of the benchmarks: eight of keras.applications and a U-Net, at 128×128, and transformers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,13 @@ def _application(name: str) -> Callable[[], keras.Model]:
 
 
 MODELS: dict[str, Callable[[], keras.Model]] = {**{name: _application(name) for name in APPLICATIONS}, "UNet": unet}
-TRANSFORMERS: dict[str, Callable[[], keras.Model]] = {"BERT-base": bert, "GPT-2": gpt2, "ViT-B": vit}
+TRANSFORMERS: dict[str, Callable[[], keras.Model]] = {
+    "BERT-base": bert,
+    "GPT-2": gpt2,
+    "ViT-B": vit,
+    # As many layers as BERT-large; narrow, for what depends on the number of layers alone.
+    "BERT-24": lambda: bert(layers=24, width=256, heads=4),
+}
 
 
 def build(name: str, seed: int = 0) -> keras.Model:
