@@ -19,7 +19,7 @@ from tf_memsaver.capture.batch import pack_inputs
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
 from tf_memsaver.rewrite.keras_model import is_optimized
-from tf_memsaver.saving import saved_model_folder
+from tf_memsaver.saving import output_folder
 
 PLAN_FILE = os.path.join("assets.extra", "memsaver_plan.json")
 """Where the plan lies in an exported SavedModel."""
@@ -48,7 +48,7 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
     if os.path.lexists(path) and not overwrite:
         raise OutputExistsError(path)
     try:
-        with saved_model_folder(Path(os.path.abspath(path))) as fresh:
+        with output_folder(Path(os.path.abspath(path))) as fresh:
             root = _reusable(optimized)
             tf.saved_model.save(root, os.fspath(fresh), signatures={"serving_default": _signature(optimized)})
             (fresh / PLAN_FILE).parent.mkdir(exist_ok=True)

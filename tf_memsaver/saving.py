@@ -1,4 +1,4 @@
-"""Write a SavedModel's folder whole or not at all."""
+"""Write a folder of models whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_memsaver.files import written_beside
 
 
 @contextlib.contextmanager
-def saved_model_folder(target: Path) -> Iterator[Path]:
+def output_folder(target: Path) -> Iterator[Path]:
     """Yield a fresh folder that takes the place of ``target`` when the block ends well, and else disappears.
 
     Raises:

@@ -59,11 +59,19 @@ class _Trace(NamedTuple):
     results: tuple[tuple[int, int] | None, ...]
 
 
+class _Traced(NamedTuple):
+    """What a segment was traced into; most have no twin, so that nothing more is made of it before one comes."""
+
+    segment: Segment
+    operations: tuple[Any, ...]
+    results: Sequence[tf.Tensor | None]
+
+
 @dataclass(slots=True)
 class Traces:
     """The gradients that were traced in one forward pass of a model, to be copied for its other segments."""
 
-    _made: dict[tuple[int, Hashable], _Trace] = field(default_factory=dict)
+    _made: dict[tuple[int, Hashable], _Traced | _Trace | None] = field(default_factory=dict)
 
     def gradients(
         self, segment: Segment | None, trace: Callable[[], Sequence[tf.Tensor | None]]
@@ -73,14 +81,15 @@ class Traces:
         if segment is None or not isinstance(graph, tf.__internal__.FuncGraph) or graph._current_control_dependencies():
             return trace()
         key = id(graph), segment.key
-        if key in self._made:
+        made = self._made.get(key)
+        if isinstance(made, _Traced):
+            made = self._made[key] = _noted(made, graph)
+        if made is not None:
             with graph.name_scope(None):
-                return _copied(self._made[key], segment, graph)
+                return _copied(made, segment, graph)
         start = graph.num_operations()
         results = trace()
-        made = _noted(segment, graph, graph.get_operations()[start:], results)
-        if made is not None:
-            self._made[key] = made
+        self._made.setdefault(key, _Traced(segment, tuple(graph.get_operations()[start:]), results))
         return results
 
 
@@ -146,10 +155,9 @@ def _shape(tensor: tf.Tensor) -> tuple[int | None, ...] | None:
     return None if tensor.shape.rank is None else tuple(tensor.shape)
 
 
-def _noted(
-    segment: Segment, graph: Any, operations: Sequence[Any], results: Sequence[tf.Tensor | None]
-) -> _Trace | None:
-    """Return the operations as something to copy, or None if they read what a twin may lack."""
+def _noted(traced: _Traced, graph: Any) -> _Trace | None:
+    """Return a trace as something to copy, or None if it reads what a twin may lack."""
+    segment, operations, results = traced
     place_of: dict[int, Any] = {}
     for place, tensor in enumerate(segment.sources):
         place_of.setdefault(id(tensor), place)

@@ -397,6 +397,42 @@ def test_structured_arguments_and_python_values() -> None:
         optimized(batch, tf.constant(False), training=False)
 
 
+def test_ragged_and_sparse_arguments_and_results() -> None:
+    kernels = [tf.Variable(_normal(8, 8) / 3) for _ in range(4)]
+
+    def function(ragged: tf.RaggedTensor, sparse: tf.SparseTensor) -> Any:
+        flat = ragged.flat_values
+        for kernel in kernels:
+            flat = tf.tanh(flat @ kernel)
+        rows = tf.reduce_sum(ragged.with_flat_values(flat), axis=1)
+        rows = tf.tanh(rows + tf.sparse.sparse_dense_matmul(sparse, kernels[0]))
+        return {"ragged": ragged.with_flat_values(flat), "rows": rows, "sparse": sparse, "none": None}
+
+    ragged = tf.RaggedTensor.from_row_lengths(tf.constant(_normal(12, 8)), [3, 0, 4, 5])
+    sparse = tf.sparse.from_dense(tf.eye(4, 8))
+    specs = [
+        tf.RaggedTensorSpec((None, None, 8), tf.float32, ragged_rank=1),
+        tf.SparseTensorSpec((None, 8), tf.float32),
+    ]
+    calls = FunctionCalls(concrete_function(function, specs))
+    optimized, recomputed = cut_everywhere(calls, 12)
+    assert recomputed >= 2
+    found = []
+    for each in (function, optimized):
+
+        @tf.function(input_signature=specs, autograph=False)
+        def step(ragged: Any, sparse: Any, each: Any = each) -> Any:
+            with tf.GradientTape() as tape:
+                result = each(ragged, sparse)
+                loss = tf.reduce_sum(result["rows"] ** 2) + tf.reduce_sum(result["ragged"].flat_values ** 2)
+            return result, tape.gradient(loss, kernels)
+
+        found.append(step(ragged, sparse))
+    tf.nest.assert_same_structure(*found, expand_composites=True)
+    for plain, ours in zip(*(tf.nest.flatten(each, expand_composites=True) for each in found), strict=True):
+        assert (plain is None and ours is None) or plain.numpy().tobytes() == ours.numpy().tobytes()
+
+
 def _no_weights(x: tf.Tensor) -> tf.Tensor:
     return tf.tanh(x)
 

@@ -140,6 +140,19 @@ def test_a_layer_shared_by_three_calls() -> None:
     assert_trains_alike(model, optimized_by_hand(model, ("shared", "norm#2")), ("as_written",))
 
 
+@pytest.mark.xfail(reason="parts of a sparse gradient come in another order: last bits differ", strict=True)
+def test_an_embedding_on_two_branches() -> None:
+    inputs = [keras.Input((6,), dtype="int32") for _ in range(2)]
+    embedding = layers.Embedding(5, 16)
+    x, y = (layers.Flatten()(embedding(words)) for words in inputs)
+    for _ in range(3):
+        x = layers.Dense(16, "tanh")(x)
+    for _ in range(3):
+        y = layers.Add()([layers.Dense(16, "tanh")(y), layers.Dense(16)(x)])
+    model = keras.Model(inputs, layers.Dense(2)(y))
+    assert_trains_alike(model, optimized_between_cuts(model, length=5), ("graph",))
+
+
 def test_a_layer_shared_by_three_calls_within_rounding() -> None:
     model = _shared(3)
     optimized = optimized_by_hand(model, ("shared", "norm#2"))

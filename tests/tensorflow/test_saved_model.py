@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tests.tensorflow import models
 from tests.tensorflow import test_function as functions
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, UnsupportedModelError
 from tf_memsaver.rewrite.saved_model import PLANS_FILE
@@ -154,8 +155,13 @@ def test_as_a_keras_layer(tmp_path: Path) -> None:
     assert found[0].tobytes() == found[1].tobytes()
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    source, _, _ = _module(functions.dense, tmp_path)
+@pytest.mark.parametrize("verb", ["optimize", "optimize a Keras model", "plan"])
+def test_a_full_disk_leaves_nothing_behind(verb: str, tmp_path: Path) -> None:
+    if verb == "optimize":
+        source, _, _ = _module(functions.dense, tmp_path)
+    else:
+        source = str(tmp_path / "model.keras")
+        models.chain(depth=20).save(source)
     before = sorted(p.name for p in tmp_path.iterdir())
 
     def limit() -> None:
@@ -163,7 +169,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 
-    command = [sys.executable, "-m", "tf_memsaver", "optimize", source]
+    command = [sys.executable, "-m", "tf_memsaver", verb.split()[0], source]
     done = subprocess.run(
         [*command, f"--output={tmp_path / 'out'}", "--batch_size=8"],
         capture_output=True,

@@ -330,9 +330,10 @@ class FunctionCalls:
 
 
 def _python_values(argument: Any) -> list[Any]:
-    """Return the leaves of an argument that are no tensors and stand for none."""
-    tensors = (tf.Tensor, tf.Variable, tf.TypeSpec, np.ndarray, np.generic)
-    return [leaf for leaf in tf.nest.flatten(argument) if not isinstance(leaf, tensors)]
+    """Return the leaves of an argument that are no tensors, ragged and sparse ones among them, and no specs of such."""
+    specs_or_arrays = (tf.TypeSpec, np.ndarray, np.generic)
+    leaves = tf.nest.flatten(argument)
+    return [leaf for leaf in leaves if not (tf.is_tensor(leaf) or isinstance(leaf, specs_or_arrays))]
 
 
 def _with_nones(concrete: Any, flat: Sequence[Any]) -> list[Any]:

@@ -14,10 +14,10 @@ from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import is_saved_model, load_model
 from tf_memsaver.command.output import PLAN_FILE, check_output
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.files import written_beside
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress
+from tf_memsaver.saving import output_folder
 from tf_memsaver.units import format_bytes, parse_bytes
 
 MODEL_FILE, SAVED_MODEL_FOLDER = "model.keras", "saved_model"
@@ -65,7 +65,7 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
     model = _load(source, flags, progress)
     made, optimized = _planned(model, flags, progress)
     files = [PLAN_FILE]
-    with written_beside(target) as folder:
+    with output_folder(target) as folder:
         made.save(folder / PLAN_FILE)
         if "keras" in flags.save_format:
             with progress.stage(f"writing {MODEL_FILE}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf_memsaver.errors import PlanFormatError, PlanMismatchError
+from tf_memsaver.errors import OutputError, PlanFormatError, PlanMismatchError
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.units import format_bytes
 
@@ -167,12 +168,21 @@ class Plan:
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON, beside and renamed, so that a reader never sees half a file."""
+        """Write the plan as JSON, beside and renamed, so that a reader never sees half a file.
+
+        Raises:
+          OutputError: the file could not be written, such as on a full disk.
+        """
         beside = f"{os.fspath(path)}.part"
-        with open(beside, "w", encoding="utf-8") as file:
-            json.dump(self.to_json(), file, indent=1)
-            file.write("\n")
-        os.replace(beside, path)
+        try:
+            with open(beside, "w", encoding="utf-8") as file:
+                json.dump(self.to_json(), file, indent=1)
+                file.write("\n")
+            os.replace(beside, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.remove(beside)
+            raise OutputError(os.fspath(path), error.strerror or str(error)) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -20,7 +20,7 @@ from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, OutputExistsError, UnsupportedModelError
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.rewrite.function import SegmentedFunction
-from tf_memsaver.saving import saved_model_folder
+from tf_memsaver.saving import output_folder
 
 PLANS_FILE = os.path.join("assets.extra", "memsaver_plans.json")
 """Where the plans lie in a rewritten SavedModel, by endpoint."""
@@ -91,7 +91,7 @@ def rewrite(
     for attribute in dict.fromkeys(endpoint.attribute for endpoint in endpoints if endpoint.key in rewritten):
         own = [endpoint for endpoint in endpoints if endpoint.attribute == attribute]
         setattr(root, attribute, _function(getattr(root, attribute), own, rewritten))
-    with saved_model_folder(Path(os.path.abspath(target))) as fresh:
+    with output_folder(Path(os.path.abspath(target))) as fresh:
         tf.saved_model.save(root, os.fspath(fresh), signatures=dict(getattr(root, "signatures", {})) or None)
         (fresh / PLANS_FILE).parent.mkdir(exist_ok=True)
         text = json.dumps({key: plan.to_json() for key, plan in plans.items()}, indent=1)
