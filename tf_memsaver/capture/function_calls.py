@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,42 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gathering:
+    """A NoOp that waits for others, so that one control input stands for theirs.
+
+    Graph optimisation takes out a control input that another path implies, but not one of these: without them more
+    additions would meet, and be reordered.
+    """
+
+    label: str
+    after: tuple[int | Gathering, ...]
+
+    def run(self, slots: dict[int, Any], called: str) -> Any | None:
+        """Emit it, or return it if another call has; None if nothing that it waits for is there."""
+        label = _without(called, self.label)
+        graph = tf.compat.v1.get_default_graph()
+        with contextlib.suppress(KeyError):
+            return graph.get_operation_by_name(f"{tf.get_current_name_scope()}/{label}".lstrip("/"))
+        before = _present(self.after, slots, called)
+        with tf.control_dependencies(before):
+            return tf.no_op(name=label) if before else None
+
+    @property
+    def slots(self) -> list[int]:
+        """All that it waits for, in the end."""
+        return _slots_of(self.after)
+
+
+def _present(after: Iterable[int | Gathering], slots: dict[int, Any], called: str) -> list[Any]:
+    found = (slots.get(each) if isinstance(each, int) else each.run(slots, called) for each in after)
+    return [each for each in found if each is not None]
+
+
+def _slots_of(after: Iterable[int | Gathering]) -> list[int]:
+    return [slot for each in after for slot in ([each] if isinstance(each, int) else each.slots)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CustomGradient:
     """The gradient of an operation that has its own, as calls.
 
@@ -90,8 +126,9 @@ class OpCall:
     """One operation of the function.
 
     ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
-    ``after`` are slots whose operations must run before; ``passes_lists`` says whether lists of tensors go in or out;
-    ``of_tape`` is that of ``Template.emit``.
+    ``after`` says what must run before: slots, and operations that gather several; ``passes_lists`` says whether lists
+    of tensors go in or out, ``apart`` whether this is an addition to a sum that must wait for others; ``of_tape`` is
+    that of ``Template.emit``.
     """
 
     operation: Template
@@ -100,9 +137,10 @@ class OpCall:
     outputs: tuple[int, ...]
     constants: tuple[Constant | None, ...]
     variables: tuple[tf.Variable, ...]
-    after: tuple[int, ...] = ()
+    after: tuple[int | Gathering, ...] = ()
     gradient: CustomGradient | None = None
     passes_lists: bool = False
+    apart: bool = False
     of_tape: bool = False
 
     def run(self, slots: dict[int, Any], called: str = "") -> None:
@@ -122,7 +160,7 @@ class OpCall:
                 slots[slot] = constant.run(called)
         tensors = [slots[slot] for slot in self.inputs]
         gradient = None if self.gradient is None else self.gradient.bound(slots)
-        before = [slots[slot] for slot in self.after if slot in slots]
+        before = _present(self.after, slots, called)
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             made = self.operation.emit(tensors, label, gradient, self.of_tape)
         slots.update(zip(self.outputs, made, strict=True))
@@ -140,6 +178,8 @@ class OpCall:
             return f"runs {self.operation.type}, which must run once"
         if self.passes_lists:
             return "makes or reads a list of tensors, whose gradient does not pass the boundary of a segment"
+        if self.apart:
+            return "adds to a sum that waits for other operations, so that the sums are not made one in the plain step"
         return ""
 
 
@@ -223,7 +263,7 @@ class FunctionCalls:
         calls = _needed(flat.calls, flat.outputs)
         self._prologue, rest = self._hoisted(calls, count)
         made = [slot for call in self._prologue for slot in call.outputs]
-        read = {slot for call in rest for slot in call.inputs} | set(flat.outputs)
+        read = {slot for call in rest for slot in (*call.inputs, *_slots_of(call.after))} | set(flat.outputs)
         made = [slot for slot in made if slot in read]
         self.sequence = CallSequence(
             calls=_grouped(_assignments_last(rest), flat.outputs, frozenset(made)),
@@ -352,6 +392,7 @@ class _Inliner:
         self._variable_of = variable_of
         self.slot_count = 0
         self._constant_of: dict[int, Constant] = {}
+        self._sums: dict[int, bool] = {}
         slots = {id(tensor): self._new() for tensor in graph.inputs}
         self._walk(graph, "", slots)
         self.outputs = [slots[id(tensor)] for tensor in graph.outputs]
@@ -366,7 +407,9 @@ class _Inliner:
     def _label(self, prefix: str, operation: Any) -> str:
         return _without(self._scope or "", f"{prefix}{operation.name}")
 
-    def _walk(self, graph: Any, prefix: str, slots: dict[int, int]) -> None:
+    def _walk(self, graph: Any, prefix: str, slots: dict[int, int]) -> tuple[int | Gathering, ...]:
+        """List the operations of a graph; return what who waits for its end waits for."""
+        gathered: dict[int, Gathering] = {}
         for operation in _in_order(graph):
             outputs = operation.outputs
             if operation.type == "NoOp" or (outputs and id(outputs[0]) in slots):
@@ -375,7 +418,10 @@ class _Inliner:
             body = _inlined_body(operation, graph)
             if body is not None:
                 inner = {id(tensor): slot for tensor, slot in zip(body.inputs, inputs, strict=True)}
-                self._walk(body, f"{prefix}{operation.name}/", inner)
+                scope = f"{prefix}{operation.name}/"
+                after = self._walk(body, scope, inner)
+                label = _without(self._scope or "", f"{scope}output_control_node")
+                gathered[id(operation)] = Gathering(label=label, after=after)
                 slots.update({id(t): inner[id(made)] for t, made in zip(outputs, body.outputs, strict=True)})
                 continue
             made = [self._new() for _ in outputs]
@@ -384,9 +430,26 @@ class _Inliner:
                 label = self._label(prefix, operation)
                 self._constant_of[made[0]] = Constant(operation=Template(operation), label=label)
             else:
-                after = [slots[id(tensor)] for tensor in _run_before(operation) if id(tensor) in slots]
+                after = self._awaited(operation.control_inputs, prefix, slots, gathered)
                 gradient = self._custom_gradient(operation, slots)
                 self._add(Template(operation), prefix, inputs, made, after, gradient)
+        return self._awaited(getattr(graph, "control_outputs", ()), prefix, slots, gathered)
+
+    def _awaited(
+        self, operations: Iterable[Any], prefix: str, slots: dict[int, int], gathered: dict[int, Gathering]
+    ) -> tuple[int | Gathering, ...]:
+        """Return what stands for operations to wait for; ``gathered`` are the NoOps and calls of their graph so far."""
+        found: list[int | Gathering] = []
+        for each in operations:
+            if each.type == "NoOp" and id(each) not in gathered:
+                after = self._awaited(each.control_inputs, prefix, slots, gathered)
+                gathered[id(each)] = Gathering(label=self._label(prefix, each), after=after)
+            if id(each) in gathered:
+                found.append(gathered[id(each)])
+            elif each.outputs and id(each.outputs[0]) in slots:
+                slot = slots[id(each.outputs[0])]
+                found.extend([slot] if slot not in self._constant_of else [])
+        return tuple(found)
 
     def _add(
         self,
@@ -394,11 +457,16 @@ class _Inliner:
         prefix: str,
         inputs: Sequence[int],
         outputs: Sequence[int],
-        after: Sequence[int] = (),
+        after: tuple[int | Gathering, ...] = (),
         gradient: CustomGradient | None = None,
     ) -> None:
+        # Of a sum, whether something between it and here waits for more than its data.
+        waits = [self._sums[slot] or bool(after) for slot in inputs if slot in self._sums]
+        if operation.type in ADDITIONS or (operation.type == "Identity" and waits):
+            self._sums[outputs[0]] = operation.type == "Identity" and any(waits)
         self.calls.append(
             OpCall(
+                apart=operation.type in ADDITIONS and any(waits),
                 operation=operation,
                 label=self._label(prefix, operation),
                 of_tape=self._scope is not None,
@@ -406,7 +474,7 @@ class _Inliner:
                 outputs=tuple(outputs),
                 constants=tuple(self._constant_of.get(slot) for slot in inputs),
                 variables=tuple(self._variable_of[slot] for slot in inputs if slot in self._variable_of),
-                after=tuple(slot for slot in after if slot not in self._constant_of),
+                after=after,
                 gradient=gradient,
                 passes_lists=tf.variant in (*operation.read_dtypes, *operation.dtypes),
             )
@@ -442,15 +510,6 @@ class _Inliner:
             upstream=tuple(inner[id(tensor)] for tensor in upstream),
             results=tuple(None if tensor is None else inner[id(tensor)] for tensor in results),
         )
-
-
-def _run_before(operation: Any) -> Iterator[Any]:
-    """Yield a tensor of each operation that must have run before; one that only collects others stands for them."""
-    for each in operation.control_inputs:
-        if each.type == "NoOp":
-            yield from _run_before(each)
-        elif each.outputs:
-            yield each.outputs[0]
 
 
 def _in_order(graph: Any) -> list[Any]:
@@ -541,7 +600,7 @@ def _grouped(calls: Sequence[OpCall], outputs: Iterable[int], early: frozenset[i
     for number, group in enumerate(groups):
         made = [slot for call in group for slot in call.outputs]
         read = dict.fromkeys(slot for call in group for slot in call.reads if slot not in set(made))
-        read |= dict.fromkeys(slot for call in group for slot in call.after if slot in early)
+        read |= dict.fromkeys(slot for call in group for slot in _slots_of(call.after) if slot in early)
         found.append(
             GroupCall(
                 members=tuple(group),
