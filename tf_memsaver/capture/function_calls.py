@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import resource_variable_ops
 
+from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import ADDITIONS, CallSequence, Reader
 from tf_memsaver.capture.operations import (
     CUSTOM_GRADIENT,
@@ -84,6 +85,9 @@ class Gathering:
 
 
 def _present(after: Iterable[int | Gathering], slots: dict[int, Any], called: str) -> list[Any]:
+    if keras_compat.recording_scope() is not None:
+        # A segment lacks who else waits, without whom a NoOp goes away and takes what it implied along.
+        after = _slots_of(after)
     found = (slots.get(each) if isinstance(each, int) else each.run(slots, called) for each in after)
     return [each for each in found if each is not None]
 
