@@ -120,9 +120,10 @@ def search_plan(
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates, granularity)
+    plain = strip(model)
     if inputs is not None:
-        note_inputs(strip(model), inputs)
-    graph = capture_graph(strip(model), batch_size=batch_size, granularity=granularity)
+        note_inputs(plain, inputs)
+    graph = capture_graph(plain, batch_size=batch_size, granularity=granularity)
     return solve(graph, request, versions=versions())
 
 

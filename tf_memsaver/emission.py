@@ -54,12 +54,12 @@ class Template:
 
     __slots__ = (
         "_definition",
-        "_names_functions",
         "_outputs",
         "attributes",
         "dtypes",
         "graph",
         "name",
+        "names_functions",
         "read_dtypes",
         "shapes",
         "type",
@@ -75,7 +75,7 @@ class Template:
         self.dtypes = [tensor.dtype for tensor in operation.outputs]
         self.shapes = [tensor.shape for tensor in operation.outputs]
         self._definition = operation.op_def
-        self._names_functions = any(v.HasField("func") or v.list.func for v in self.attributes.values())
+        self.names_functions = any(v.HasField("func") or v.list.func for v in self.attributes.values())
         self._outputs = list(operation.outputs)
 
     @property
@@ -95,9 +95,7 @@ class Template:
           LookupError: (when a gradient is asked for) the operation has no gradient.
         """
         graph = tf.compat.v1.get_default_graph()
-        attributes = (
-            _functions_brought(self.graph, graph, self.attributes) if self._names_functions else self.attributes
-        )
+        attributes = _functions_brought(self.graph, graph, self.attributes) if self.names_functions else self.attributes
         if gradient is not None:
             attributes = {**attributes, CUSTOM_GRADIENT: attr_value_pb2.AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)

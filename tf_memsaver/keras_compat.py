@@ -235,8 +235,8 @@ def share_layers(source: Any, target: Any) -> None:
     """Give ``target``, a bare ``Model`` of the class of ``source``, all that its constructor and ``build`` made.
 
     Its trackers are its own (``_layers`` and others), so that what ``compile`` adds to one does not show in the other.
+    They must not grow afterwards, as they do in ``share_attributes``.
     """
-    share_attributes(source, target)
     for name in ("_build_shapes_dict", "_call_context_args", "_supports_masking", "built"):
         object.__setattr__(target, name, vars(source)[name])
     for name in ("_layers", "_non_trainable_variables", "_seed_generators", "_trainable_variables"):

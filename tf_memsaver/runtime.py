@@ -204,7 +204,7 @@ def _replay_gradients(
     if traces is None or tf.executing_eagerly():
         gradients = trace()
     else:
-        gradients = traces.gradients(_as_segment(function, first, places, arrived, [*inputs, *weights]), trace)
+        gradients = traces.gradients(_described(function, first, places, arrived, [*inputs, *weights]), trace)
 
     def second(*_: Any) -> Any:
         raise SecondDerivativeError
@@ -245,26 +245,26 @@ def _replay(
     return [None if gradient is None else next(together) for gradient in gradients]
 
 
-def _as_segment(
+def _described(
     function: Replayable, first: _FirstRun, places: Sequence[int], arrived: Tensors, sources: Tensors
-) -> twins.Segment | None:
+) -> twins.Replay | None:
     """Return what the trace of ``_replay`` depends on, or None if that cannot be said."""
-    made = [*first.outputs, *first.held, *first.witness]
-    described = twins.description(first.operations, [*sources, *made])
+    read = [*arrived, *sources, *first.held, *first.witness]
+    described = twins.description(first.operations, [*read, *first.outputs])
     if described is None:
         return None
+    operations, outside = described
     kinds = tuple(gradient.op.type if gradient.op.type in _RENAMED else "" for gradient in arrived)
-    key = function.forward_first, tuple(places), kinds, twins.same_or_apart([*arrived, *sources]), described[0]
-    makers = [_maker(tensor) for tensor in (*arrived, *sources)]
-    named = [*first.operations, *makers]
-    return twins.Segment(
-        key=key,
-        sources=(*arrived, *sources, *first.held, *first.witness, *described[1]),
-        names=(
-            *(plain_name(operation.name, operation.graph, function.forward_first).rstrip("/") for operation in named),
-            *(plain_name(operation.name, None, function.forward_first).rstrip("/") for operation in named),
-            *(function.gradient_name(place) for place in places),
-        ),
+    named = [*first.operations, *(_maker(tensor) for tensor in (*arrived, *sources))]
+    scopes = [
+        plain_name(operation.name, graph, function.forward_first).rstrip("/")
+        for operation in named
+        for graph in (operation.graph, None)
+    ]
+    return twins.Replay(
+        key=(function.forward_first, tuple(places), kinds, operations),
+        sources=(*read, *outside),
+        names=(*scopes, *(function.gradient_name(place) for place in places)),
     )
 
 

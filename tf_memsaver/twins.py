@@ -29,12 +29,10 @@ _AWAITED = "_has_manual_control_dependencies"
 
 _NUMBER = re.compile(r"_\d+$")
 
-_NOTHING = contextlib.nullcontext()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """What the trace of a segment's gradients depends on.
+class Replay:
+    """What the trace of a segment's replay and gradients depends on.
 
     Equal ``key``s mean that it will be the same operations. ``sources`` are the tensors that they may read and
     ``names`` what their names are made from; twins have both in the same order.
@@ -54,15 +52,15 @@ class _Copied(NamedTuple):
 
 
 class _Trace(NamedTuple):
-    segment: Segment
+    replay: Replay
     operations: tuple[_Copied, ...]
     results: tuple[tuple[int, int] | None, ...]
 
 
 class _Traced(NamedTuple):
-    """What a segment was traced into; most have no twin, so that nothing more is made of it before one comes."""
+    """What a replay was traced into; most have no twin, so that nothing more is made of it before one comes."""
 
-    segment: Segment
+    replay: Replay
     operations: tuple[Any, ...]
     results: Sequence[tf.Tensor | None]
 
@@ -74,22 +72,22 @@ class Traces:
     _made: dict[tuple[int, Hashable], _Traced | _Trace | None] = field(default_factory=dict)
 
     def gradients(
-        self, segment: Segment | None, trace: Callable[[], Sequence[tf.Tensor | None]]
+        self, replay: Replay | None, trace: Callable[[], Sequence[tf.Tensor | None]]
     ) -> Sequence[tf.Tensor | None]:
-        """Return what ``trace`` returns, copied from a twin of ``segment`` if one was traced in this graph."""
+        """Return what ``trace`` returns, copied from a twin of ``replay`` if one was traced in this graph."""
         graph = tf.compat.v1.get_default_graph()
-        if segment is None or not isinstance(graph, tf.__internal__.FuncGraph) or graph._current_control_dependencies():
+        if replay is None or not isinstance(graph, tf.__internal__.FuncGraph) or graph._current_control_dependencies():
             return trace()
-        key = id(graph), segment.key
+        key = id(graph), replay.key
         made = self._made.get(key)
         if isinstance(made, _Traced):
             made = self._made[key] = _noted(made, graph)
         if made is not None:
             with graph.name_scope(None):
-                return _copied(made, segment, graph)
+                return _copied(made, replay, graph)
         start = graph.num_operations()
         results = trace()
-        self._made.setdefault(key, _Traced(segment, tuple(graph.get_operations()[start:]), results))
+        self._made.setdefault(key, _Traced(replay, tuple(graph.get_operations()[start:]), results))
         return results
 
 
@@ -135,12 +133,6 @@ def _attributes(definition: Any) -> Hashable:
     return tuple((name, value.SerializeToString(deterministic=True)) for name, value in found if name != _AWAITED)
 
 
-def same_or_apart(tensors: Iterable[tf.Tensor]) -> Hashable:
-    """Describe tensors from outside without names, and which of them are the same."""
-    first: dict[int, int] = {}
-    return tuple((first.setdefault(id(t), place), _spec(t)) for place, t in enumerate(tensors))
-
-
 def _spec(tensor: tf.Tensor) -> Hashable:
     known = None
     if tensor.op.type == "Const":
@@ -157,9 +149,9 @@ def _shape(tensor: tf.Tensor) -> tuple[int | None, ...] | None:
 
 def _noted(traced: _Traced, graph: Any) -> _Trace | None:
     """Return a trace as something to copy, or None if it reads what a twin may lack."""
-    segment, operations, results = traced
+    replay, operations, results = traced
     place_of: dict[int, Any] = {}
-    for place, tensor in enumerate(segment.sources):
+    for place, tensor in enumerate(replay.sources):
         place_of.setdefault(id(tensor), place)
     for outer, internal in graph.captures:
         if id(outer) in place_of:
@@ -170,42 +162,47 @@ def _noted(traced: _Traced, graph: Any) -> _Trace | None:
         # What is read from another graph becomes an argument of this one; a copy's is another one.
         if operation.type == "Placeholder":
             continue
-        known = all(id(tensor) in place_of for tensor in operation.inputs)
-        if not known or not _can_be_copied(operation) or any(id(op) not in number for op in operation.control_inputs):
+        template = Template(operation)
+        if (
+            template.is_stateful
+            or template.names_functions
+            or "_class" in operation.node_def.attr
+            or any(id(tensor) not in place_of for tensor in operation.inputs)
+            or any(id(each) not in number for each in operation.control_inputs)
+        ):
             return None
         reads = tuple(place_of[id(tensor)] for tensor in operation.inputs)
         after = tuple(number[id(each)] for each in operation.control_inputs)
         number[id(operation)] = len(copied)
         place_of.update((id(tensor), (len(copied), output)) for output, tensor in enumerate(operation.outputs))
-        copied.append(_Copied(Template(operation), reads, after))
+        copied.append(_Copied(template, reads, after))
     made = tuple(None if tensor is None else place_of[id(tensor)] for tensor in results)
-    return _Trace(segment, tuple(copied), made)
+    return _Trace(replay, tuple(copied), made)
 
 
-def _can_be_copied(operation: Any) -> bool:
-    attributes = operation.node_def.attr
-    functions = any(value.HasField("func") or value.list.func for value in attributes.values())
-    return not (operation.op_def.is_stateful or functions or "_class" in attributes)
-
-
-def _copied(trace: _Trace, segment: Segment, graph: Any) -> list[tf.Tensor | None]:
-    names = _Names(zip(trace.segment.names, segment.names, strict=True), graph)
-    for before, after in zip(trace.segment.sources, segment.sources, strict=True):
-        _share_mark(before.op, after.op)
+def _copied(trace: _Trace, replay: Replay, graph: Any) -> list[tf.Tensor | None]:
+    names = _Names(zip(trace.replay.names, replay.names, strict=True), graph)
+    for its, own in zip(trace.replay.sources, replay.sources, strict=True):
+        _share_mark(its.op, own.op)
     made: list[list[tf.Tensor]] = []
     operations: list[Any] = []
     for operation, reads, behind in trace.operations:
-        inputs = [segment.sources[read] if isinstance(read, int) else made[read[0]][read[1]] for read in reads]
+        inputs = [replay.sources[read] if isinstance(read, int) else made[read[0]][read[1]] for read in reads]
         name = names.of(operation.name)
-        with graph.control_dependencies([operations[place] for place in behind]) if behind else _NOTHING:
+        before = [operations[place] for place in behind]
+        with graph.control_dependencies(before) if before else contextlib.nullcontext():
             copy = operation.copy(inputs, name)
         operations.append(copy)
         made.append(list(copy.outputs))
-    results = [None if place is None else made[place[0]][place[1]] for place in trace.results]
-    for place, result in zip(trace.results, results, strict=True):
-        if place is not None and result is not None:
-            # What was known of the others has had its effect.
-            result.set_shape(trace.operations[place[0]].operation.shapes[place[1]])
+    results: list[tf.Tensor | None] = []
+    for place in trace.results:
+        if place is None:
+            results.append(None)
+            continue
+        number, output = place
+        results.append(made[number][output])
+        # What was known of the shapes of the others has had its effect.
+        made[number][output].set_shape(trace.operations[number].operation.shapes[output])
     return results
 
 
@@ -222,11 +219,13 @@ class _Names:
     def __init__(self, pairs: Iterable[tuple[str, str]], graph: Any) -> None:
         self._graph = graph
         self._scopes: dict[str, str] = {"": "", **{f"{name}/": f"{name}/" for name in _GRADIENTS}}
-        self._given: dict[str, str] = {}
+        self._given: set[str] = set()
         for twin, own in pairs:
             before, after = twin.split("/"), own.split("/")
-            for count in range(1 if len(before) == len(after) else len(before), len(before) + 1):
-                self._know("/".join(before[:count]), "/".join(after[:count] if count < len(before) else after))
+            if len(before) == len(after):
+                for count in range(1, len(before)):
+                    self._know("/".join(before[:count]), "/".join(after[:count]))
+            self._know(twin, own)
 
     def _know(self, twin: str, own: str) -> None:
         """Note what stands for a scope or operation of the twin, as for its gradients."""
@@ -251,7 +250,7 @@ class _Names:
         if plain != last and f"{scope}/{plain}".lstrip("/").lower() in self._graph._names_in_use:
             last = plain
         own = self._unique(f"{self._scopes[f'{scope}/' if scope else '']}{last}")
-        self._given[twin] = own
+        self._given.add(twin)
         self._scopes[f"{twin}/"] = f"{own}/"
         return f"{own}/"
 

@@ -78,14 +78,9 @@ class Gathering:
         with tf.control_dependencies(before):
             return tf.no_op(name=label) if before else None
 
-    @property
-    def slots(self) -> list[int]:
-        """All that it waits for, in the end."""
-        return _slots_of(self.after)
 
-
-def _present(after: Iterable[int | Gathering], slots: dict[int, Any], called: str) -> list[Any]:
-    if keras_compat.recording_scope() is not None:
+def _present(after: Sequence[int | Gathering], slots: dict[int, Any], called: str) -> list[Any]:
+    if after and keras_compat.recording_scope() is not None:
         # A segment lacks who else waits, without whom a NoOp goes away and takes what it implied along.
         after = _slots_of(after)
     found = (slots.get(each) if isinstance(each, int) else each.run(slots, called) for each in after)
@@ -93,7 +88,8 @@ def _present(after: Iterable[int | Gathering], slots: dict[int, Any], called: st
 
 
 def _slots_of(after: Iterable[int | Gathering]) -> list[int]:
-    return [slot for each in after for slot in ([each] if isinstance(each, int) else each.slots)]
+    """Return all that is waited for, in the end."""
+    return [slot for each in after for slot in ([each] if isinstance(each, int) else _slots_of(each.after))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -470,10 +466,8 @@ class _Inliner:
             self._sums[outputs[0]] = operation.type == "Identity" and any(waits)
         self.calls.append(
             OpCall(
-                apart=operation.type in ADDITIONS and any(waits),
                 operation=operation,
                 label=self._label(prefix, operation),
-                of_tape=self._scope is not None,
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
                 constants=tuple(self._constant_of.get(slot) for slot in inputs),
@@ -481,6 +475,8 @@ class _Inliner:
                 after=after,
                 gradient=gradient,
                 passes_lists=tf.variant in (*operation.read_dtypes, *operation.dtypes),
+                apart=operation.type in ADDITIONS and any(waits),
+                of_tape=self._scope is not None,
             )
         )
 

@@ -64,7 +64,6 @@ class KerasStep:
         self.optimizer = _ready_optimizer(model, trained)
 
     def _sequence(self) -> CallSequence:
-        self._functional = check_supported(self._model)
         return list_layer_calls(self._model)
 
     def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
@@ -77,7 +76,8 @@ class KerasStep:
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the inputs of the model and convert them as its call does."""
-        return keras_compat.standardize_inputs(self._functional, self._made_inputs(placeholders))
+        functional = keras_compat.inner_functional(self._model)
+        return keras_compat.standardize_inputs(functional, self._made_inputs(placeholders))
 
     def _made_inputs(self, placeholders: Placeholders) -> Any:
         self._x = batch.pack_inputs(self._model, placeholders(input_specs(self._model, self._batch_size)))
@@ -90,7 +90,7 @@ class KerasStep:
         return batch.training_loss(self._model, self._x, batch.pack_targets(self._model, targets), results)
 
     def _results(self, outputs: list[Any]) -> Any:
-        return keras_compat.pack_outputs(self._functional, outputs)
+        return keras_compat.pack_outputs(keras_compat.inner_functional(self._model), outputs)
 
     def losses_of(self, operation: Any) -> list[Any]:
         """Return the losses that a layer has added."""

@@ -55,9 +55,7 @@ def signature_of(model: Any) -> Signature:
       UnsupportedModelError: it is no such model.
     """
     check_model(model)
-    functional = keras_compat.inner_functional(model)
-    if functional is None and isinstance(model, keras_compat.Functional):
-        functional = model
+    functional = _graph_of(model)
     if functional is not None:
         return Signature(_single(functional.input), _single(functional.output), list(functional.output_names))
     if model not in _NOTED:
@@ -77,7 +75,7 @@ def note_inputs(model: Any, inputs: Any) -> None:
       UnsupportedModelError: no Keras model, or its call cannot be traced with this.
     """
     check_model(model)
-    if isinstance(model, keras_compat.Functional) or keras_compat.inner_functional(model) is not None:
+    if _graph_of(model) is not None:
         raise InvalidRequestError(f"model '{model.name}' knows its inputs: leave inputs= out")
     specs = keras.tree.map_structure(_free, inputs)
     found: list[Any] = []
@@ -89,10 +87,8 @@ def note_inputs(model: Any, inputs: Any) -> None:
 
     trace_call(model, traced, keras.tree.flatten(specs))
     outputs = found[-1]
-    names = (
-        list(outputs) if isinstance(outputs, dict) else [f"output_{n}" for n in range(len(keras.tree.flatten(outputs)))]
-    )
-    _NOTED[model] = Signature(specs, outputs, names)
+    numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
+    _NOTED[model] = Signature(specs, outputs, list(outputs) if isinstance(outputs, dict) else numbered)
 
 
 def share_signature(source: Any, target: Any) -> None:
@@ -138,6 +134,11 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
         raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
     finally:
         model._clear_losses()
+
+
+def _graph_of(model: Any) -> Any | None:
+    """Return the Functional graph that says what a model is called with, even where its own ``call`` takes over."""
+    return model if isinstance(model, keras_compat.Functional) else keras_compat.inner_functional(model)
 
 
 def _single(structure: Any) -> Any:

@@ -32,6 +32,8 @@ class OptimizedModel:
     """
 
     memsaver_base: Any
+    memsaver_parameters: Collection[str]
+    """Of the base's ``call``."""
     _memsaver: tuple[Plan, _Forward]
 
     @property
@@ -43,7 +45,7 @@ class OptimizedModel:
         """Run the plan's segments when training, the plain path otherwise (and for symbolic inputs)."""
         symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
         if not training or symbolic or kwargs:
-            return plain_call(self, inputs, training=training, mask=mask, **kwargs)
+            return _plain_call(self, inputs, training=training, mask=mask, **kwargs)
         return self._memsaver[1](self, inputs, mask)
 
     def get_config(self) -> dict[str, Any]:
@@ -122,8 +124,8 @@ class _OpForward:
                 "a plan of operations holds the variables of one device and cannot run under a tf.distribute strategy. "
                 "Make the plan with granularity='layer'."
             )
-        if mask is not None and "mask" in _parameters(model.memsaver_base):
-            return plain_call(model, inputs, training=True, mask=mask)
+        if mask is not None and "mask" in model.memsaver_parameters:
+            return _plain_call(model, inputs, training=True, mask=mask)
         function, in_graph, eagerly = self._ready()
         flat = function.flat_inputs(model, inputs)
         return function.finish(model, (eagerly if tf.executing_eagerly() else in_graph)(*flat))
@@ -162,26 +164,26 @@ def base_class(model: Any) -> type:
     return getattr(type(model), "memsaver_base", type(model))
 
 
-def plain_call(model: Any, inputs: Any, training: bool | None, mask: Any, **kwargs: Any) -> Any:
+def _plain_call(model: Any, inputs: Any, training: bool | None, mask: Any, **kwargs: Any) -> Any:
     """Call an optimized model as its own class does."""
     offered = {"training": training, "mask": mask}
-    taken = _parameters(model.memsaver_base)
-    kwargs.update((name, value) for name, value in offered.items() if name in taken)
+    kwargs.update((name, value) for name, value in offered.items() if name in model.memsaver_parameters)
     return model.memsaver_base.call(model, inputs, **kwargs)
-
-
-def _parameters(cls: Any) -> Collection[str]:
-    return inspect.signature(cls.call).parameters
 
 
 _CLASSES: dict[type, type] = {}
 
 
-def _optimized_class(base: type) -> type:
+def _optimized_class(base: Any) -> type:
     """Return the dynamic subclass of ``base``: one for each class, so that types of equal models are equal."""
     if base not in _CLASSES:
-        made = type(base.__name__, (OptimizedModel, base), {"memsaver_base": base, "__module__": base.__module__})
-        made.__qualname__ = base.__qualname__
+        attributes = {
+            "__module__": base.__module__,
+            "__qualname__": base.__qualname__,
+            "memsaver_base": base,
+            "memsaver_parameters": frozenset(inspect.signature(base.call).parameters),
+        }
+        made = type(base.__name__, (OptimizedModel, base), attributes)
         keras_compat.serialize_class_as(made, OptimizedModel)
         _CLASSES[base] = made
     return _CLASSES[base]
@@ -197,9 +199,10 @@ def _same_model(model: Any, cls: Any) -> Any:
         keras_compat.Functional.__init__(made, model.input, model.output, name=model.name)
     else:
         keras.Model.__init__(made, name=model.name)
+    keras_compat.share_attributes(model, made)
+    if not isinstance(model, (keras.Sequential, keras_compat.Functional)):
         keras_compat.share_layers(model, made)
         share_signature(model, made)
-    keras_compat.share_attributes(model, made)
     return made
 
 
