@@ -32,9 +32,10 @@ def quickest_within(plans: OneLevel, budget: int) -> Found:
       InfeasibleBudgetError: the least peak is above the budget.
     """
     found = plans.quickest(budget)
-    if found is not None:
-        return found
-    smallest = plans.smallest
-    if smallest.peak_bytes > budget:
-        raise InfeasibleBudgetError(budget, smallest.peak_bytes)
-    return plans.quickest(budget, smallest.segments) or smallest
+    if found is None:
+        smallest = plans.smallest
+        if smallest.peak_bytes > budget:
+            raise InfeasibleBudgetError(budget, smallest.peak_bytes)
+        found = plans.quickest(budget, smallest.segments) or smallest
+    even = plans.evened(found.segments, found.replay_seconds, budget, lambda plan: (plan.replay_seconds, *plan.rank))
+    return even or found

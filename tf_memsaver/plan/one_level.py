@@ -7,13 +7,15 @@ captured networks that is the first round or the second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.repeats import repeats, tilings
 from tf_memsaver.plan.search import INFINITE, Proposal, Search, least_peak
 from tf_memsaver.plan.simulate import Measured
 from tf_memsaver.plan.tables import Tables
@@ -45,6 +47,10 @@ PEAK_STEPS = 1000
 
 LIMIT_STEPS = 50
 """In large graphs the search for the least peak within an overhead ends when it is known to one part in this many."""
+
+
+MOST_TILINGS = 48
+"""Plans of equal blocks that are simulated for one repeat; of more, about so many at equal distances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +179,32 @@ class OneLevel:
             proposal = Search(tables, limit, front=front, seconds_limit=seconds).run()
             if proposal is not None:
                 yield proposal.segments
+
+    def evened(
+        self,
+        segments: Sequence[Segment],
+        seconds: float,
+        limit: float = INFINITE,
+        rank: Callable[[Found], tuple[float, ...]] = lambda found: found.rank,
+    ) -> Found | None:
+        """Return the best plan that cuts equal blocks alike, made from given segments, or None if there is none.
+
+        Of those whose replays take at most ``seconds`` and whose simulated peak is within ``limit``, by ``rank``. Small
+        graphs are searched through anyway: nothing is made for them.
+        """
+        positions = frozenset(self._full.positions)
+        best: Found | None = None
+        for repeat in repeats(self._problem) if self._is_large else ():
+            given = segments if best is None else best.segments
+            quick = [
+                tiled
+                for tiled in dict.fromkeys(tidied(tiled) for tiled in tilings(given, repeat, positions))
+                if self._full.replay_seconds_of(tiled) <= seconds * (1 + ROUNDING)
+            ]
+            tried = [self._simulated(tiled) for tiled in quick[:: max(1, math.ceil(len(quick) / MOST_TILINGS))]]
+            fitting = [found for found in tried if found.replay_seconds <= seconds and found.peak_bytes <= limit]
+            best = min([*fitting, *([] if best is None else [best])], key=rank, default=None)
+        return best
 
     def _least_within(
         self, tables: Tables, seconds: float, low: float, known: Proposal | None = None

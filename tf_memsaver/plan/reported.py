@@ -19,6 +19,12 @@ from tf_memsaver.plan.types import Segment
 LADDER = (1.0, 1.02, 1.06, 1.12, 1.2)
 """Limits to propose plans at, as multiples of the least transient bytes."""
 
+EVEN = 0.01
+"""Share of the peak by which a plan that cuts equal blocks alike, and so is traced quicker, may be above the least.
+
+Not where the least peak is wanted at any price.
+"""
+
 Segments = tuple[Segment, ...]
 
 
@@ -39,7 +45,7 @@ def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
     judge.consider(chen_greedy(problem))
     for segments in _ladder(problem.one_level, seconds):
         judge.consider(segments)
-    return judge.best
+    return _even(problem, judge.best, seconds)
 
 
 class _Judge:
@@ -64,6 +70,16 @@ class _Judge:
         if (rank[1] > self._seconds and self.best) or rank >= self._rank:
             return
         self._rank, self.best = rank, segments
+
+
+def _even(problem: Problem, best: Segments, seconds: float) -> Segments:
+    """Return a plan that cuts equal blocks alike, if it reports about the peak of the best one or less."""
+    even = problem.one_level.evened(best, seconds)
+    if even is None:
+        return best
+    reported = problem.simulator.reported_peak
+    most = reported(best) * (1.0 if seconds == INFINITE else 1 + EVEN)
+    return even.segments if reported(even.segments) <= most else best
 
 
 def _ladder(plans: OneLevel, seconds: float) -> Iterator[Segments]:

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from tf_memsaver.plan.facts import NEVER, Buffer, Facts, unit_peaks
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.simulate import Measured
-from tf_memsaver.plan.types import SegmentMode
+from tf_memsaver.plan.types import Segment, SegmentMode
 
 if TYPE_CHECKING:
     from tf_memsaver.plan.search import Proposal
@@ -80,6 +80,14 @@ class Tables:
             count = np.concatenate([[0], np.cumsum(other)])
             allowed.append(count[self._stops][None, :] == count[self._starts][:, None])
         return np.stack(allowed) & (self._starts[:, None] < self._stops[None, :])
+
+    def replay_seconds_of(self, segments: Sequence[Segment]) -> float:
+        """Return what segments of one level between the positions replay, in seconds."""
+        return sum(
+            float(self.replay_seconds[1, self._index[segment.start], self._index[segment.stop] - 1])
+            for segment in segments
+            if segment.mode is SegmentMode.RECOMPUTE
+        )
 
     # One table a method -------------------------------------------------------------------------------------------
 
