@@ -25,6 +25,7 @@ FLOORS = {
     "emission": 4,
     "saving": 4,
     "fan_out": 4,
+    "gates": 4,
     "keras_compat": 4,
     "measurement": 4,
     "measurement_worker": 4,

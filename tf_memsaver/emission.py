@@ -107,6 +107,9 @@ class Template:
                 self._set_shape(copy, shape)
         differentiable = inputs and any(dtype.is_floating or dtype == tf.variant for dtype in self.dtypes)
         if differentiable and record.could_possibly_record():
+            if of_tape:
+                # A tape tells gradient functions what nobody wants of them.
+                made.skip_input_indices = _unwatched(inputs)
             scope = f"gradient_tape/{made.name}" if of_tape else f"gradients/{name}_grad"
             _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes)
         return outputs
@@ -129,6 +132,10 @@ class Template:
             sizes[sizes.index(None)] = _batch_size.get()
         if sizes != (None if copy.shape.rank is None else list(copy.shape)):
             copy.set_shape(sizes)
+
+
+def _unwatched(tensors: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(place for place, tensor in enumerate(tensors) if not record.should_record_backprop([tensor]))
 
 
 def _functions_brought(source: Any, target: Any, attributes: dict[str, Any]) -> dict[str, Any]:

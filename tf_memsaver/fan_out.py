@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient
+from tf_memsaver.gates import Gates
 
 _READS_OUTPUT = frozenset(
     """Cumprod Elu Exp Expm1 Inv LogSoftmax Max Min Prod Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Softmax Sqrt
@@ -40,7 +41,7 @@ _FUSED_WITH_PADS = frozenset("AvgPool BatchMatMulV2 Conv2D Conv3D DepthwiseConv2
 
 
 def first_run_witness(
-    operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any], gradient_scope: str
+    operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any], gradient_scope: str, gates: Gates
 ) -> tf.Tensor | None:
     """Add a reader to every value that the plain step's backward ops read and that has one reader here.
 
@@ -52,6 +53,7 @@ def first_run_witness(
       sources: the tensors that gradients are taken for.
       results: the tensors that gradients come from.
       gradient_scope: where names sort, relative to those of the operations, as in the plain step's backward pass.
+      gates: what reads single elements.
 
     Returns:
       What was read, as one float32 vector, or None if nothing was. What is run must depend on it by data: where a
@@ -67,7 +69,7 @@ def first_run_witness(
         return len(only) == 1 and (only[0].type not in _FUSED_WITH_PADS or tensor.op.type in ("Pad", "PadV2"))
 
     read = [t for t in _read_by_gradients(operations, sources, results) if may_be_fused(t)]
-    return _witness([*read, *_squares_of_cubes(operations, gradient_scope)])
+    return _witness([*read, *_squares_of_cubes(operations, gradient_scope)], gates)
 
 
 def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterator[tf.Tensor]:
@@ -77,13 +79,16 @@ def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterato
                 yield tf.raw_ops.Pow(x=operation.inputs[0], y=tf.constant(2, operation.inputs[1].dtype), name="Pow")
 
 
-def replay_witness(replayed: Sequence[Any], added: Sequence[Any], gradients: Iterable[Any]) -> tf.Tensor | None:
+def replay_witness(
+    replayed: Sequence[Any], added: Sequence[Any], gradients: Iterable[Any], gates: Gates
+) -> tf.Tensor | None:
     """Add a reader to every replayed value that loses one because the op that reads it is not needed.
 
     Args:
       replayed: what a replay added to its graph, in order.
       added: the same with the backward ops behind it.
       gradients: what the backward ops are there for.
+      gates: what reads single elements.
 
     Returns:
       As ``first_run_witness``.
@@ -97,26 +102,15 @@ def replay_witness(replayed: Sequence[Any], added: Sequence[Any], gradients: Ite
             stack.extend(tensor.op for tensor in operation.inputs)
     here = {id(operation) for operation in replayed}
     unneeded = [operation for operation in replayed if id(operation) not in needed]
-    return _witness(t for op in unneeded for t in op.inputs if id(t.op) in needed and id(t.op) in here)
+    return _witness((t for op in unneeded for t in op.inputs if id(t.op) in needed and id(t.op) in here), gates)
 
 
-def _witness(tensors: Iterable[Any]) -> tf.Tensor | None:
+def _witness(tensors: Iterable[Any], gates: Gates) -> tf.Tensor | None:
     unique = {id(tensor): tensor for tensor in tensors if tensor.dtype.is_floating}
     if not unique:
         return None
     with tf.name_scope("memsaver_witness"):
-        return first_elements(list(unique.values()))
-
-
-def first_elements(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the first element of each tensor as float32, in one vector; an empty tensor has none."""
-    flat, first, second, one = tf.constant([-1]), tf.constant([0]), tf.constant([1]), tf.constant([1])
-    read = []
-    for tensor in tensors:
-        vector = tf.raw_ops.Reshape(tensor=tensor, shape=flat)
-        element = tf.raw_ops.StridedSlice(input=vector, begin=first, end=second, strides=one)
-        read.append(element if element.dtype == tf.float32 else tf.cast(element, tf.float32))
-    return tf.concat(read, 0)
+        return gates.first_elements(list(unique.values()))
 
 
 def _read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> Iterator[Any]:

@@ -20,7 +20,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -29,7 +29,8 @@ from tensorflow.python.eager.record import VariableWatcher, record_operation, st
 from tf_memsaver import twins
 from tf_memsaver.emission import registered
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
-from tf_memsaver.fan_out import first_elements, first_run_witness, replay_witness
+from tf_memsaver.fan_out import first_run_witness, replay_witness
+from tf_memsaver.gates import Gates, behind
 
 Tensors = Sequence[tf.Tensor]
 
@@ -79,29 +80,36 @@ class Replayable(Protocol):
         """Run again and return the same outputs, without any side effect."""
 
 
-def recompute(
-    function: Replayable, inputs: Tensors, weights: Tensors, traces: twins.Traces | None = None
-) -> list[tf.Tensor]:
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the segments of one forward pass share."""
+
+    traces: twins.Traces = field(default_factory=twins.Traces)
+    gates: Gates = field(default_factory=Gates)
+
+
+def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: Shared | None = None) -> list[tf.Tensor]:
     """Return ``function``'s outputs, keeping only ``inputs``, ``weights`` and what it holds for the backward pass.
 
     Args:
-      function: what to run; it is run once now, and once more for every gradient taken, unless that is in ``traces``.
+      function: what to run; it is run once now, and once more for every gradient taken, unless a twin's is copied.
       inputs: floating tensors that the outputs depend on; the replay reads them behind the order gate.
       weights: floating tensors of variables; never copied.
-      traces: the gradients of the other segments of the same forward pass.
+      shared: what it has in common with the other segments of the same forward pass.
 
     Raises:
       SecondDerivativeError: (when it is asked for) on the gradient of a gradient.
     """
+    shared = shared or Shared()
     reached: set[int] = set()
     with stop_recording(), VariableWatcher() as watcher:
-        first = _FirstRun.of(function, inputs, weights)
+        first = _FirstRun.of(function, inputs, weights, shared.gates)
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
         connected = sorted(reached) if reached else list(range(len(first.outputs)))
         reached.clear()
         arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
-        replayed = _replay_gradients(function, inputs, weights, first, arrived, traces)
+        replayed = _replay_gradients(function, inputs, weights, first, arrived, shared)
         # Variables reach the segment as tensors; of those listed here a gradient would be lost.
         _refuse_trained(watcher.watched_variables())
         return replayed
@@ -143,14 +151,15 @@ class _FirstRun:
     operations: tuple[tf.Operation, ...] = ()
 
     @classmethod
-    def of(cls, function: Replayable, inputs: Tensors, weights: Tensors) -> _FirstRun:
+    def of(cls, function: Replayable, inputs: Tensors, weights: Tensors, gates: Gates) -> _FirstRun:
         if tf.executing_eagerly():
             return cls(outputs=function.first_run(inputs, weights), held=function.held())
         graph = tf.compat.v1.get_default_graph()
         start = graph.num_operations()
         outputs = function.first_run(inputs, weights)
         operations = tuple(graph.get_operations()[start:])
-        witness = first_run_witness(operations, [*inputs, *weights], outputs, _GRADIENT_SCOPES[function.forward_first])
+        scope = _GRADIENT_SCOPES[function.forward_first]
+        witness = first_run_witness(operations, [*inputs, *weights], outputs, scope, gates)
         return cls(
             outputs=outputs,
             held=function.held(),
@@ -193,18 +202,19 @@ def _replay_gradients(
     weights: Tensors,
     first: _FirstRun,
     upstream: dict[int, tf.Tensor],
-    traces: twins.Traces | None,
+    shared: Shared,
 ) -> list[Any]:
     """Replay and return a gradient, or None, for each of inputs and weights."""
     places, arrived = list(upstream), list(upstream.values())
 
     def trace() -> Sequence[tf.Tensor | None]:
-        return _replay(function, inputs, weights, first, upstream)
+        return _replay(function, inputs, weights, first, upstream, shared.gates)
 
-    if traces is None or tf.executing_eagerly():
+    if tf.executing_eagerly():
         gradients = trace()
     else:
-        gradients = traces.gradients(_described(function, first, places, arrived, [*inputs, *weights]), trace)
+        described = _described(function, first, places, arrived, [*inputs, *weights], shared.gates)
+        gradients = shared.traces.gradients(described, trace)
 
     def second(*_: Any) -> Any:
         raise SecondDerivativeError
@@ -216,10 +226,17 @@ def _replay_gradients(
 
 
 def _replay(
-    function: Replayable, inputs: Tensors, weights: Tensors, first: _FirstRun, arrived: dict[int, tf.Tensor]
+    function: Replayable,
+    inputs: Tensors,
+    weights: Tensors,
+    first: _FirstRun,
+    arrived: dict[int, tf.Tensor],
+    gates: Gates,
 ) -> list[tf.Tensor | None]:
     """Replay under a tape and return a gradient, or None, for each of inputs and weights."""
-    gate = None if tf.executing_eagerly() else _gate([*arrived.values(), *first.witness])
+    gate = None
+    if not tf.executing_eagerly():
+        gate = gates.gate([gates.first_elements(list(arrived.values())), *first.witness])
     with contextlib.ExitStack() as stack:
         if gate is not None:
             stack.enter_context(tf.control_dependencies([gate]))
@@ -227,7 +244,7 @@ def _replay(
         gated = [_gated(gate, tensor, function.forward_first) for tensor in inputs]
         tape.watch([*gated, *weights])
         start = _size_of_graph()
-        outputs = function.replay(gated, weights, [_behind(gate, tensor) for tensor in first.held])
+        outputs = function.replay(gated, weights, [behind(gate, tensor) for tensor in first.held])
     end = _size_of_graph()
     named = [
         _named(gate, function.gradient_name(place), gradient, outputs[place]) for place, gradient in arrived.items()
@@ -241,12 +258,13 @@ def _replay(
     # while weight gradients here still hold replayed activations.
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
-    together = iter(_together(found, replay_witness(added[: end - start], added, found)))
+    witness = replay_witness(added[: end - start], added, found, gates)
+    together = iter(_together(found, None if witness is None else gates.gate([witness])))
     return [None if gradient is None else next(together) for gradient in gradients]
 
 
 def _described(
-    function: Replayable, first: _FirstRun, places: Sequence[int], arrived: Tensors, sources: Tensors
+    function: Replayable, first: _FirstRun, places: Sequence[int], arrived: Tensors, sources: Tensors, gates: Gates
 ) -> twins.Replay | None:
     """Return what the trace of ``_replay`` depends on, or None if that cannot be said."""
     read = [*arrived, *sources, *first.held, *first.witness]
@@ -263,7 +281,7 @@ def _described(
     ]
     return twins.Replay(
         key=(function.forward_first, tuple(places), kinds, operations),
-        sources=(*read, *outside),
+        sources=(*read, *outside, *gates.constants()),
         names=(*scopes, *(function.gradient_name(place) for place in places)),
     )
 
@@ -272,19 +290,18 @@ def _size_of_graph() -> int:
     return 0 if tf.executing_eagerly() else tf.compat.v1.get_default_graph().num_operations()
 
 
-def _together(tensors: Tensors, witness: tf.Tensor | None) -> list[tf.Tensor]:
-    """Return the tensors unchanged, but none before all are there; the smallest depends on ``witness`` by data.
+def _together(tensors: Tensors, gate: tf.Tensor | None) -> list[tf.Tensor]:
+    """Return the tensors unchanged, but none before all are there; the smallest depends on ``gate`` by data.
 
     Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition becomes
     such a term: so each copy takes the name of the operation that made it, with an ending that sorts right behind it.
     """
-    zero = None if witness is None else _gate([witness])
     smallest = min(range(len(tensors)), key=lambda place: tensors[place].shape.num_elements() or sys.maxsize, default=0)
     with tf.control_dependencies([t.op for t in tensors]):
         copies = []
         for place, tensor in enumerate(tensors):
             with tf.name_scope(f"{_maker(tensor).name}/"):
-                copies.append(_behind(zero if place == smallest else None, tensor, _READY))
+                copies.append(behind(gate if place == smallest else None, tensor, _READY))
         return copies
 
 
@@ -330,7 +347,7 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
     if not output.consumers() and _first_to_change(output).type in _OWN_GRADIENT_OPS:
         return gradient
     with tf.name_scope(f"{name if gradient.op.type == 'Placeholder' else _maker(gradient).name}/"):
-        return _behind(gate, gradient, _ARRIVED)
+        return behind(gate, gradient, _ARRIVED)
 
 
 def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
@@ -345,26 +362,8 @@ def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
 
 
 def _gated(gate: tf.Tensor | None, tensor: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
-    """Return ``_behind`` of ``tensor``, with its name in the plain step."""
+    """Return ``behind`` of ``tensor``, with its name in the plain step."""
     if gate is None:
-        return _behind(None, tensor)
+        return behind(None, tensor)
     with tf.name_scope(plain_name(_maker(tensor).name, tensor.graph, forward_first)):
-        return _behind(gate, tensor, "gated")
-
-
-def _gate(tensors: Tensors) -> tf.Tensor:
-    """Return a float32 scalar that is always 0.0 and known only when every one of the tensors is.
-
-    Through a cast to bool, so that NaN and infinity in a gradient do not get into the replay; a minimum rather than a
-    product, because compilers fold products with zero.
-    """
-    with tf.name_scope("memsaver_gate"):
-        return tf.minimum(tf.cast(tf.reduce_any(tf.cast(first_elements(tensors), tf.bool)), tf.float32), 0.0)
-
-
-def _behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """Return ``tensor`` unchanged, but not before ``gate`` is known; it stays where no arithmetic is defined on it."""
-    if gate is None or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
-        return tf.identity(tensor, name=name)
-    zero = tf.cast(gate, tensor.dtype)
-    return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tf.subtract(tensor, zero, name=name)
+        return behind(gate, tensor, "gated")

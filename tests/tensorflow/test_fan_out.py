@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import fan_out
+from tf_memsaver.gates import Gates
 
 
 def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], list[Any], Any]:
@@ -48,13 +49,13 @@ def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expecte
 def test_no_witness_where_there_are_readers_enough() -> None:
     operations, sources, result = traced(lambda x, w: (lambda y: y * y + tf.sin(y))(x @ w))
     with sources[0].graph.as_default():
-        assert fan_out.first_run_witness(operations, sources, [result], "gradients") is None
+        assert fan_out.first_run_witness(operations, sources, [result], "gradients", Gates()) is None
 
 
 def test_a_witness_has_one_element_of_each_value() -> None:
     operations, sources, result = traced(lambda x, w: tf.nn.gelu(x @ w))
     with sources[0].graph.as_default():
-        witness = fan_out.first_run_witness(operations, sources, [result], "gradients")
+        witness = fan_out.first_run_witness(operations, sources, [result], "gradients", Gates())
     assert witness is not None and witness.dtype == tf.float32 and witness.shape.rank == 1
 
 
@@ -62,7 +63,7 @@ def test_a_cube_comes_with_the_square_of_its_gradient() -> None:
     operations, sources, result = traced(lambda x, w: 0.04 * tf.pow(x @ w, 3.0))
     with sources[0].graph.as_default():
         start = sources[0].graph.num_operations()
-        fan_out.first_run_witness(operations, sources, [result], "gradients")
+        fan_out.first_run_witness(operations, sources, [result], "gradients", Gates())
         added = sources[0].graph.get_operations()[start:]
     square = next(operation for operation in added if operation.type == "Pow")
     assert square.name.startswith("gradients/") and tf.get_static_value(square.inputs[1]) == 2.0
@@ -86,8 +87,8 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         added = graph.get_operations()[start:]
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
-        assert fan_out.replay_witness(added[: end - start], added, [gradient, y]) is None
-        assert fan_out.replay_witness(added[: end - start], added, [gradient]) is not None
+        assert fan_out.replay_witness(added[: end - start], added, [gradient, y], Gates()) is None
+        assert fan_out.replay_witness(added[: end - start], added, [gradient], Gates()) is not None
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")

@@ -19,8 +19,7 @@ from tf_memsaver.capture.calls import Call, CallSequence
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.keras_compat import RecordingScope
 from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.runtime import FIRST_RUN, Tensors, plain_name, recompute
-from tf_memsaver.twins import Traces
+from tf_memsaver.runtime import FIRST_RUN, Shared, Tensors, plain_name, recompute
 
 
 class SegmentedForward:
@@ -41,9 +40,9 @@ class SegmentedForward:
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
             slots[slot] = tensor
-        traces = Traces()
+        shared = Shared()
         for block in self._blocks:
-            block.run(slots, training, traces)
+            block.run(slots, training, shared)
         return [slots[slot] for slot in self._sequence.outputs]
 
 
@@ -115,12 +114,12 @@ class _Block:
         variables = {id(v): v for call in calls for v in getattr(call.operation, "variables", ())}
         self.variables = list(variables.values())
 
-    def run(self, slots: list[Any], training: bool, traces: Traces) -> None:
+    def run(self, slots: list[Any], training: bool, shared: Shared) -> None:
         """Run on the tensors in ``slots`` and put the outputs there, dropping what no later call reads."""
         if self.segment.mode is SegmentMode.STORE:
             self.run_calls(slots, training)
         else:
-            while not self._run_recomputed(slots, training, traces):
+            while not self._run_recomputed(slots, training, shared):
                 pass
 
     def run_calls(self, slots: list[Any], training: bool) -> None:
@@ -134,21 +133,21 @@ class _Block:
             for slot in ends:
                 slots[slot] = None
 
-    def run_inside(self, slots: list[Any], training: bool, traces: Traces) -> None:
+    def run_inside(self, slots: list[Any], training: bool, shared: Shared) -> None:
         """Run what the segment consists of: its children, or its calls."""
         if not self.children:
             self.run_calls(slots, training)
         for child in self.children:
-            child.run(slots, training, traces)
+            child.run(slots, training, shared)
 
-    def _run_recomputed(self, slots: list[Any], training: bool, traces: Traces) -> bool:
+    def _run_recomputed(self, slots: list[Any], training: bool, shared: Shared) -> bool:
         """Run as a recompute segment; return False when variables were found that were not listed."""
         # Layers may be frozen and unfrozen between runs, so what is trained is asked anew.
         weights = [v for v in self.variables if keras_compat.is_trained(v)]
         state = [(v, keras_compat.read_variable(v)) for v in self.variables if not keras_compat.is_trained(v)]
-        run = _Run(self, slots, training, weights, state, traces)
+        run = _Run(self, slots, training, weights, state, shared)
         try:
-            outputs = recompute(run, run.differentiable, run.uncopied, traces)
+            outputs = recompute(run, run.differentiable, run.uncopied, shared)
         except _UnlistedVariablesError as found:
             self.variables.extend(found.variables)
             return False
@@ -184,9 +183,9 @@ class _Run:
         training: bool,
         weights: Sequence[Any],
         state: Sequence[tuple[Any, tf.Tensor]],
-        traces: Traces,
+        shared: Shared,
     ) -> None:
-        self._traces = traces
+        self._shared = shared
         self._block, self._training, self._weights, self._state = block, training, tuple(weights), tuple(state)
         self._environment = keras_compat.current_environment(training)
         self._slot_count = len(slots)
@@ -270,7 +269,7 @@ class _Run:
             keras_compat.set_keras_mask(slots[slot], mask)
         scope = RecordingScope(given)
         with scope, keras_compat.call_environment(self._environment):
-            self._block.run_inside(slots, self._training, self._traces)
+            self._block.run_inside(slots, self._training, self._shared)
             for slot in self._block.passed_on:
                 slots[slot] = _passed_on(slots[slot])
         return slots, scope

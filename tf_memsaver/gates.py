@@ -1,0 +1,74 @@
+"""Order by data: a *gate* is a zero that is known only when others are, and what it is added to waits for them.
+
+Compilers and graph optimisation drop control dependencies where they see no need for them; data they must wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Constants(NamedTuple):
+    """What all gates of a graph read: two vectors of one element, the same as scalars, and a shape."""
+
+    zero: tf.Tensor
+    one: tf.Tensor
+    axis: tf.Tensor
+    nothing: tf.Tensor
+    flat: tf.Tensor
+
+
+class Gates:
+    """Makes the gates of one forward pass and its backward pass, with one set of constants in each graph."""
+
+    def __init__(self) -> None:
+        self._constants: dict[int, Constants] = {}
+
+    def constants(self) -> Constants:
+        """Return those of the current graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if id(graph) not in self._constants:
+            with tf.control_dependencies(None), tf.name_scope("memsaver_constants"):
+                made = (tf.constant(value) for value in ([0], [1], 0, 0.0, [-1]))
+                self._constants[id(graph)] = Constants(*made)
+        return self._constants[id(graph)]
+
+    def first_elements(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the first element of each tensor as float32, in one vector; an empty tensor has none."""
+        constants = self.constants()
+        read = []
+        for tensor in tensors:
+            vector = tf.raw_ops.Reshape(tensor=tensor, shape=constants.flat)
+            element = tf.raw_ops.StridedSlice(
+                input=vector, begin=constants.zero, end=constants.one, strides=constants.one
+            )
+            read.append(element if element.dtype == tf.float32 else tf.raw_ops.Cast(x=element, DstT=tf.float32))
+        return self._joined(read)
+
+    def gate(self, vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return a float32 scalar that is always 0.0 and known only when every one of the float32 vectors is.
+
+        Through a cast to bool, so that NaN and infinity in a gradient do not get into the replay; a minimum rather than
+        a product, because compilers fold products with zero.
+        """
+        constants = self.constants()
+        with tf.name_scope("memsaver_gate"):
+            known = tf.raw_ops.Cast(x=self._joined(vectors), DstT=tf.bool)
+            number = tf.raw_ops.Cast(x=tf.raw_ops.Any(input=known, axis=constants.zero), DstT=tf.float32)
+            return tf.raw_ops.Minimum(x=number, y=constants.nothing)
+
+    def _joined(self, vectors: Sequence[Any]) -> tf.Tensor:
+        if len(vectors) == 1:
+            return vectors[0]
+        return tf.raw_ops.ConcatV2(values=list(vectors), axis=self.constants().axis)
+
+
+def behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """Return ``tensor`` unchanged, but not before ``gate`` is known; it stays where no arithmetic is defined on it."""
+    if gate is None or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+        return tf.identity(tensor, name=name)
+    zero = tf.cast(gate, tensor.dtype)
+    return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tf.subtract(tensor, zero, name=name)
