@@ -50,14 +50,17 @@ def free_dimension_is(batch_size: int) -> Iterator[None]:
 
 
 class Template:
-    """An operation as it stood when it was listed: TensorFlow rewrites a loop in place when its gradient is taken."""
+    """An operation as it stood when it was listed; it does not keep its graph.
+
+    TensorFlow rewrites a loop in place when its gradient is taken, and drops graphs that nobody keeps.
+    """
 
     __slots__ = (
         "_definition",
-        "_outputs",
+        "_functions",
+        "_handles",
         "attributes",
         "dtypes",
-        "graph",
         "name",
         "names_functions",
         "read_dtypes",
@@ -69,14 +72,18 @@ class Template:
         """Take down what ``emit`` needs of ``operation``."""
         self.type: str = operation.type
         self.name: str = operation.name
-        self.graph = operation.graph
         self.attributes = {k: v for k, v in operation.node_def.attr.items() if k not in _NOT_COPIED}
         self.read_dtypes = [tensor.dtype for tensor in operation.inputs]
         self.dtypes = [tensor.dtype for tensor in operation.outputs]
         self.shapes = [tensor.shape for tensor in operation.outputs]
         self._definition = operation.op_def
-        self.names_functions = any(v.HasField("func") or v.list.func for v in self.attributes.values())
-        self._outputs = list(operation.outputs)
+        named = [func.name for value in self.attributes.values() for func in _named_in(value)]
+        self.names_functions = bool(named)
+        self._functions = {name: library_function(operation.graph, name) for name in named}
+        self._handles = [
+            handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
+            for tensor in operation.outputs
+        ]
 
     @property
     def is_stateful(self) -> bool:
@@ -95,14 +102,14 @@ class Template:
           LookupError: (when a gradient is asked for) the operation has no gradient.
         """
         graph = tf.compat.v1.get_default_graph()
-        attributes = _functions_brought(self.graph, graph, self.attributes) if self.names_functions else self.attributes
+        attributes = self._functions_brought(graph) if self.names_functions else self.attributes
         if gradient is not None:
             attributes = {**attributes, CUSTOM_GRADIENT: attr_value_pb2.AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)
         outputs = list(made.outputs)
-        for source, dtype, shape, copy in zip(self._outputs, self.dtypes, self.shapes, outputs, strict=True):
-            if dtype in (tf.resource, tf.variant):
-                handle_data_util.copy_handle_data(source, copy)
+        for handle, shape, copy in zip(self._handles, self.shapes, outputs, strict=True):
+            if handle is not None:
+                handle_data_util.set_handle_data(copy, handle)
             if shape.rank is not None:
                 self._set_shape(copy, shape)
         differentiable = inputs and any(dtype.is_floating or dtype == tf.variant for dtype in self.dtypes)
@@ -114,14 +121,34 @@ class Template:
             _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes)
         return outputs
 
-    def copy(self, inputs: Sequence[Any], name: str) -> Any:
-        """Add a copy, for the graph that the operation is of itself, that is on no tape; return the operation."""
-        return self._made(self.graph, inputs, name, self.attributes)
+    def copy(self, graph: Any, inputs: Sequence[Any], name: str) -> Any:
+        """Add a copy, to the graph that the operation is of itself, that is on no tape; return the operation."""
+        return self._made(graph, inputs, name, self.attributes)
 
     def _made(self, graph: Any, inputs: Sequence[Any], name: str, attributes: dict[str, Any]) -> Any:
         return graph._create_op_internal(
             self.type, list(inputs), self.dtypes, name=name, attrs=attributes, op_def=self._definition
         )
+
+    def _functions_brought(self, graph: Any) -> dict[str, Any]:
+        """Add the functions that attributes name to the library of a graph, and return the attributes.
+
+        The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own.
+        """
+        found = {}
+        for key, value in self.attributes.items():
+            copy = attr_value_pb2.AttrValue()
+            copy.CopyFrom(value)
+            for named in _named_in(copy):
+                function = self._functions[named.name]
+                if function is not None:
+                    graph._add_function_recursive(function)
+                    definition = function_pb2.FunctionDef()
+                    definition.CopyFrom(function.cached_definition)
+                    definition.signature.name = named.name = f"{named.name}_{ops.uid()}"
+                    graph._add_function(atomic_function.from_function_def(definition, function.function_type))
+            found[key] = copy
+        return found
 
     def _set_shape(self, copy: tf.Tensor, shape: tf.TensorShape) -> None:
         """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
@@ -138,25 +165,9 @@ def _unwatched(tensors: Sequence[Any]) -> tuple[int, ...]:
     return tuple(place for place, tensor in enumerate(tensors) if not record.should_record_backprop([tensor]))
 
 
-def _functions_brought(source: Any, target: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Add the functions that attributes name to the library of the target graph, and return the attributes.
-
-    The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own.
-    """
-    found = {}
-    for key, value in attributes.items():
-        copy = attr_value_pb2.AttrValue()
-        copy.CopyFrom(value)
-        for named in [copy.func] if copy.HasField("func") else copy.list.func:
-            function = library_function(source, named.name)
-            if function is not None:
-                target._add_function_recursive(function)
-                definition = function_pb2.FunctionDef()
-                definition.CopyFrom(function.cached_definition)
-                definition.signature.name = named.name = f"{named.name}_{ops.uid()}"
-                target._add_function(atomic_function.from_function_def(definition, function.function_type))
-        found[key] = copy
-    return found
+def _named_in(value: Any) -> Sequence[Any]:
+    """Return the functions that an attribute names."""
+    return [value.func] if value.HasField("func") else value.list.func
 
 
 def registered(gradient: Gradient) -> str:

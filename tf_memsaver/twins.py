@@ -191,7 +191,7 @@ def _copied(trace: _Trace, replay: Replay, graph: Any) -> list[tf.Tensor | None]
         name = names.of(operation.name)
         before = [operations[place] for place in behind]
         with graph.control_dependencies(before) if before else contextlib.nullcontext():
-            copy = operation.copy(inputs, name)
+            copy = operation.copy(graph, inputs, name)
         operations.append(copy)
         made.append(list(copy.outputs))
     results: list[tf.Tensor | None] = []

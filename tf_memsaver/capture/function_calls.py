@@ -237,7 +237,9 @@ def _without(called: str, label: str) -> str:
 class FunctionCalls:
     """The calls of a concrete function, and what is around them: arguments, variables, hoisted operations.
 
-    ``sequence.inputs`` are the slots of the arguments, then of the captured tensors, then of what is hoisted.
+    ``sequence.inputs`` are the slots of the arguments, then of the captured tensors, then of what is hoisted;
+    ``signature`` are the arguments and keyword arguments that the function was traced with, ``argument_specs`` the
+    specs of its flat tensor arguments. The function itself, whose graph is large, is not kept.
     """
 
     def __init__(self, concrete: Any, scope: str | None = None) -> None:
@@ -246,13 +248,16 @@ class FunctionCalls:
         With ``scope`` they are to run in the graph of their gradients, inside the name scope that was traced as this
         one, and not in a function of their own.
         """
-        self.concrete = concrete
         self.name = str(concrete.name)
-        self._signature = concrete.structured_input_signature
+        self.signature = concrete.structured_input_signature
+        self._type = concrete.function_type
+        self._results = tf.nest.map_structure(_spec, concrete.structured_outputs)
         self.variables: tuple[tf.Variable, ...] = tuple(concrete.graph.variables)
         self._captures = list(concrete.captured_inputs)
         count = len(concrete.graph.inputs)
         self.argument_count = count - len(self._captures)
+        arguments = concrete.graph.inputs[: self.argument_count]
+        self.argument_specs = [tf.TensorSpec(t.shape, t.dtype, t.op.name) for t in arguments]
         handles = {id(v.handle): v for v in self.variables if hasattr(v, "handle")}
         self._variable_of = {
             slot: handles[id(tensor)]
@@ -272,13 +277,8 @@ class FunctionCalls:
             slot_count=flat.slot_count,
             resident=frozenset(range(self.argument_count, count)) | frozenset(made),
             weights=self._trained(made),
-            forward_first=None if scope is not None else self._sorts_first(rest),
+            forward_first=None if scope is not None else self._sorts_first(concrete, rest),
         )
-
-    @property
-    def argument_specs(self) -> list[tf.TensorSpec]:
-        """Specs of the flat tensor arguments."""
-        return [tf.TensorSpec(t.shape, t.dtype, t.op.name) for t in self.concrete.graph.inputs[: self.argument_count]]
 
     def flat_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the tensors of a call, as ``enter`` takes them; Python values may be left out.
@@ -287,8 +287,8 @@ class FunctionCalls:
           TypeError: the arguments do not fit the function's signature.
           InvalidRequestError: a Python value, such as ``training``, is not the one that the function was traced with.
         """
-        kind = self.concrete.function_type
-        traced = kind.bind(*self._signature[0], **self._signature[1]).arguments
+        kind = self._type
+        traced = kind.bind(*self.signature[0], **self.signature[1]).arguments
         bound = kind.bind_partial(*args, **kwargs)
         for name, expected in traced.items():
             if name not in bound.arguments and len(_python_values(expected)) == len(tf.nest.flatten(expected)):
@@ -319,9 +319,11 @@ class FunctionCalls:
 
     def leave(self, flat: Sequence[Any]) -> Any:
         """Return the function's result for the tensors of ``sequence.outputs``."""
-        return tf.nest.pack_sequence_as(
-            self.concrete.structured_outputs, _with_nones(self.concrete, flat), expand_composites=True
-        )
+        left = iter(flat)
+        # The graph's outputs leave out None.
+        leaves = tf.nest.flatten(self._results, expand_composites=True)
+        whole = [None if leaf is None else next(left) for leaf in leaves]
+        return tf.nest.pack_sequence_as(self._results, whole, expand_composites=True)
 
     def _trained(self, made: Iterable[int]) -> frozenset[int]:
         """Return those of the hoisted slots that a gradient with respect to a trained variable passes."""
@@ -332,7 +334,7 @@ class FunctionCalls:
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
 
-    def _sorts_first(self, calls: Sequence[OpCall]) -> bool:
+    def _sorts_first(self, concrete: Any, calls: Sequence[OpCall]) -> bool:
         """Whether a call of the function has a name that sorts before that of the call of its gradient function.
 
         A function without state is called by a PartitionedCall, one with state by a StatefulPartitionedCall.
@@ -344,7 +346,7 @@ class FunctionCalls:
             arguments = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in self.argument_specs]
             with tf.GradientTape() as tape:
                 # By flat tensors, which no public call takes.
-                results = self.concrete._call_flat(arguments, self._captures)
+                results = concrete._call_flat(arguments, self._captures)
             flat = tf.nest.flatten(results, expand_composites=True)
             floats = [tensor for tensor in flat if tensor is not None and tensor.dtype.is_floating]
             tape.gradient(floats, [variable for variable in self.variables if variable.trainable])
@@ -376,11 +378,8 @@ def _python_values(argument: Any) -> list[Any]:
     return [leaf for leaf in leaves if not (tf.is_tensor(leaf) or isinstance(leaf, specs_or_arrays))]
 
 
-def _with_nones(concrete: Any, flat: Sequence[Any]) -> list[Any]:
-    """Return flat outputs with ``None`` where the structure has it, which the graph's outputs leave out."""
-    left = iter(flat)
-    leaves = tf.nest.flatten(concrete.structured_outputs, expand_composites=True)
-    return [None if leaf is None else next(left) for leaf in leaves]
+def _spec(result: Any) -> Any:
+    return result if result is None or isinstance(result, tf.TypeSpec) else tf.type_spec_from_value(result)
 
 
 class _Inliner:

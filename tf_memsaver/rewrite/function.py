@@ -31,7 +31,7 @@ class SegmentedFunction:
 
 
 def make_optimized_function(calls: FunctionCalls, plan: Plan) -> Any:
-    """Return a ``tf.function`` that is called as ``calls.concrete`` is and runs its operations in the plan's segments.
+    """Return a ``tf.function`` that is called as the traced one is and runs its operations in the plan's segments.
 
     Its attribute ``memsaver_plan`` is the plan.
 
@@ -44,7 +44,7 @@ def make_optimized_function(calls: FunctionCalls, plan: Plan) -> Any:
         return segmented(calls.flat_arguments(args, kwargs))
 
     function = tf.function(optimized, autograph=False)
-    args, kwargs = calls.concrete.structured_input_signature
+    args, kwargs = calls.signature
     function.get_concrete_function(*args, **kwargs)
     function.memsaver_plan = plan
     return function
