@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,9 @@ from keras import layers
 import tf_memsaver
 from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts
-from tests.tensorflow.training import assert_close, assert_trains_alike, train
+from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
+from tf_memsaver.capture import model_function
+from tf_memsaver.capture.signature import trace_call
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tf_memsaver.plan.types import Plan
 from tools.models import bert, gpt2, vit
@@ -127,3 +131,40 @@ def test_what_is_refused() -> None:
     optimized = tf_memsaver.apply_plan(model, plan)
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope(), pytest.raises(UnsupportedModelError, match="strategy"):
         optimized(tf.ones((4, *model.input_shape[1:])), training=True)
+
+
+def test_graphs_that_were_only_listed_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def noted(*args: Any) -> Any:
+        concrete = trace_call(*args)
+        graphs.append(weakref.ref(concrete.graph))
+        return concrete
+
+    monkeypatch.setattr(model_function, "trace_call", noted)
+    optimized = optimized_between_cuts(models.residual_net(), length=3, granularity="op")
+    gc.collect()
+    assert graphs and all(graph() is None for graph in graphs)
+    x = batch_for(optimized)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(optimized(x, training=True))
+    assert all(gradient is not None for gradient in tape.gradient(loss, optimized.trainable_variables))
+
+
+@pytest.mark.parametrize("build", [models.dropout_chain, models.residual_net, small_vit])
+def test_gradients_that_nobody_wants_are_not_traced(build: Callable[[], Any]) -> None:
+    def backward_operations(model: Any) -> list[str]:
+        @tf.function(autograph=False)
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x, training=True))
+            return tape.gradient(loss, model.trainable_variables)
+
+        spec = tf.TensorSpec((None, *model.inputs[0].shape[1:]))
+        operations = step.get_concrete_function(spec).graph.get_operations()
+        return sorted(each.type for each in operations if each.name.startswith("gradient_tape/"))
+
+    plain = build()
+    stored = tf_memsaver.optimize(plain, batch_size=4, granularity="op", keep="*")
+    assert not stored.memsaver_plan.recomputed
+    assert backward_operations(stored) == backward_operations(plain)
