@@ -21,7 +21,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import handle_data_util
 
-from tf_memsaver.capture.operations import CUSTOM_GRADIENT, library_function
+from tf_memsaver.capture.operations import CUSTOM_GRADIENT, FUNCTION_CALLS, library_function, rivals
 
 _NOT_COPIED = ("_class", "_output_shapes")
 """Attributes that speak of the graph that the operation comes from."""
@@ -58,7 +58,9 @@ class Template:
     __slots__ = (
         "_definition",
         "_functions",
+        "_gradient",
         "_handles",
+        "_rivals",
         "attributes",
         "dtypes",
         "name",
@@ -80,6 +82,8 @@ class Template:
         named = [func.name for value in self.attributes.values() for func in _named_in(value)]
         self.names_functions = bool(named)
         self._functions = {name: library_function(operation.graph, name) for name in named}
+        self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
+        self._gradient = operation._gradient_function
         self._handles = [
             handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
             for tensor in operation.outputs
@@ -106,6 +110,8 @@ class Template:
         if gradient is not None:
             attributes = {**attributes, CUSTOM_GRADIENT: attr_value_pb2.AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)
+        if self._gradient is not None and gradient is None:
+            made._gradient_function = self._gradient
         outputs = list(made.outputs)
         for handle, shape, copy in zip(self._handles, self.shapes, outputs, strict=True):
             if handle is not None:
@@ -118,7 +124,7 @@ class Template:
                 # A tape tells gradient functions what nobody wants of them.
                 made.skip_input_indices = _unwatched(inputs)
             scope = f"gradient_tape/{made.name}" if of_tape else f"gradients/{name}_grad"
-            _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes)
+            _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes or self._gradient is not None)
         return outputs
 
     def copy(self, graph: Any, inputs: Sequence[Any], name: str) -> Any:
@@ -135,6 +141,12 @@ class Template:
 
         The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own.
         """
+        for rival in self._rivals:
+            graph._add_function_recursive(rival)
+        if self.type in FUNCTION_CALLS:
+            for function in filter(None, self._functions.values()):
+                graph._add_function_recursive(function)
+            return self.attributes
         found = {}
         for key, value in self.attributes.items():
             copy = attr_value_pb2.AttrValue()

@@ -189,6 +189,21 @@ def _keras_2_text(folder: str) -> Any:
     return np.random.default_rng(0).integers(0, 500, (32, 64)).astype(np.int32)
 
 
+def _keras_2_recurrent(folder: str) -> Any:
+    import tf_keras
+    from tf_keras import layers
+
+    tf_keras.utils.set_random_seed(0)
+    inputs = tf_keras.Input((48, 32))
+    x = inputs
+    for _ in range(3):
+        x = layers.LayerNormalization()(layers.Dense(256, activation="gelu")(x))
+        x = layers.LSTM(64, return_sequences=True)(layers.Dense(64)(x))
+    x = layers.GRU(64)(x)
+    tf_keras.Model(inputs, layers.Dense(4)(x)).save(folder, save_format="tf")
+    return _normal(32, 48, 32)
+
+
 CASES: dict[str, Callable[[str], Any]] = {
     "MobileNetV2": _application("MobileNetV2"),
     "DenseNet121": _application("DenseNet121"),
@@ -201,6 +216,7 @@ CASES: dict[str, Callable[[str], Any]] = {
     "keras_2_mobilenet": _keras_2_application("MobileNetV2"),
     "keras_2_efficientnet": _keras_2_application("EfficientNetB0"),
     "keras_2_text": _keras_2_text,
+    "keras_2_recurrent": _keras_2_recurrent,
     "module_control_flow": _plain_module,
     "module_custom_gradient": lambda folder: _plain_module(folder, use_custom_gradient=True),
 }

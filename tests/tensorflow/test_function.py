@@ -17,6 +17,7 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import plan_of
 from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.capture.function_calls import FunctionCalls
+from tf_memsaver.capture.operations import FUNCTION_CALLS, implements
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.plan.problem import Problem
@@ -248,6 +249,39 @@ def waiting() -> Case:
     return call, [v for pair in weights for v in pair], [tf.constant(_normal(64, 16))]
 
 
+def _called(looped: bool, **settings: Any) -> Case:
+    """Layers that call a function of their own, made with the given settings, which graph optimisation leaves alone."""
+    kernels = [tf.Variable(_normal(16, 16) / 4, name=f"kernel{number}") for number in range(4)]
+
+    @tf.function(autograph=False, **settings)
+    def layer(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        def step(number: Any, state: tf.Tensor) -> Any:
+            return number + 1, tf.nn.gelu(state @ kernel + x, approximate=True)
+
+        if looped:
+            y = tf.while_loop(lambda number, _: number < 3, step, (0, x), maximum_iterations=3)[1]
+        else:
+            y = step(0, step(0, x)[1])[1]
+        return y + tf.sin(x) + x
+
+    @tf.function
+    def call(x: tf.Tensor) -> tf.Tensor:
+        for kernel in kernels:
+            x = tf.tanh(tf.exp(-tf.square(layer(x, kernel))))
+        return x
+
+    return call, kernels, [tf.constant(_normal(64, 16))]
+
+
+def chosen_by_device() -> Case:
+    """As the LSTM and GRU layers of Keras 2."""
+    return _called(True, experimental_attributes={"api_implements": "layer_1", "api_preferred_device": "CPU"})
+
+
+def compiled_inside() -> Case:
+    return _called(False, jit_compile=True)
+
+
 @tf.custom_gradient
 def clipped(x: tf.Tensor) -> Any:
     return tf.sqrt(x), lambda upstream: tf.clip_by_value(upstream, -0.001, 0.001)
@@ -270,6 +304,8 @@ CASES: list[Callable[[], Case]] = [
     looped,
     own_call,
     waiting,
+    chosen_by_device,
+    compiled_inside,
 ]
 
 
@@ -311,6 +347,42 @@ def _described(graph: Any) -> Iterator[tuple[str, str, str]]:
     for each in graph.get_operations():
         if each.type not in ("Const", "Placeholder"):
             yield each.name, each.type, str([t.shape for t in each.outputs])
+
+
+@pytest.mark.parametrize("build", [chosen_by_device, compiled_inside], ids=lambda build: build.__name__)
+def test_calls_that_graph_optimisation_leaves_alone_stay_calls(build: Callable[[], Case]) -> None:
+    function, _, arguments = build()
+    concrete = concrete_function(function, [spec_of(t) for t in arguments])
+    optimized, _ = cut_everywhere(FunctionCalls(concrete), batch_size=64)
+
+    def called(of: Any) -> int:
+        operations = of.get_concrete_function(*[spec_of(t) for t in arguments]).graph.get_operations()
+        return sum(operation.type in FUNCTION_CALLS for operation in operations)
+
+    assert called(function) == called(optimized) == 4
+
+
+def test_other_implementations_come_along() -> None:
+    @tf.function(experimental_attributes={"api_implements": "layer_2", "api_preferred_device": "GPU"})
+    def other(x: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(x)
+
+    @tf.function(experimental_attributes={"api_implements": "layer_2", "api_preferred_device": "CPU"})
+    def own(x: tf.Tensor) -> tf.Tensor:
+        return tf.sinh(x) / tf.cosh(x)
+
+    weight, spec = tf.Variable(_normal(16, 16)), tf.TensorSpec((None, 16))
+    rival = other.get_concrete_function(spec)
+
+    @tf.function
+    def call(x: tf.Tensor) -> tf.Tensor:
+        rival.add_to_graph()
+        return own(x @ weight)
+
+    optimized, _ = cut_everywhere(FunctionCalls(call.get_concrete_function(spec)), batch_size=64)
+    graph = optimized.get_concrete_function(spec).graph
+    assert {implements(function) for function in graph._functions.values()} == {b"layer_2"}
+    assert len(graph._functions) == 2
 
 
 def test_sums_that_wait_are_added_to_apart() -> None:

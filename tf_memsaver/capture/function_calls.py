@@ -24,8 +24,9 @@ from tf_memsaver.capture.operations import (
     CUSTOM_GRADIENT,
     FUNCTION_CALLS,
     custom_gradient_bodies,
-    function_graph,
     has_custom_gradient,
+    implements,
+    library_function,
 )
 from tf_memsaver.cost import rules
 from tf_memsaver.emission import Template
@@ -538,7 +539,8 @@ def _inlined_body(operation: Any, graph: Any) -> Any | None:
     attributes = operation.node_def.attr
     if operation.type not in FUNCTION_CALLS or CUSTOM_GRADIENT in attributes or "_XlaMustCompile" in attributes:
         return None
-    return function_graph(graph, operation.get_attr("f").name)
+    function = library_function(graph, operation.get_attr("f").name)
+    return None if implements(function) else getattr(function, "graph", None)
 
 
 def _constant_bytes(operation: Any) -> int:

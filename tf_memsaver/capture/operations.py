@@ -182,6 +182,24 @@ def function_graph(graph: Any, name: str) -> Any | None:
     return getattr(library_function(graph, name), "graph", None)
 
 
+def implements(function: Any) -> bytes:
+    """Return what a function is one of several implementations of, or nothing.
+
+    Graph optimisation chooses one of them for the device at hand; until then it does not inline calls of them. The LSTM
+    and GRU layers of Keras 2 are made so.
+    """
+    attributes = {} if function is None else function.cached_definition.attr
+    # Asking a map of messages for what it lacks would put it there.
+    return bytes(attributes["api_implements"].s) if "api_implements" in attributes else b""
+
+
+def rivals(graph: Any, function: Any) -> list[Any]:
+    """Return the other implementations of what a function implements that its graph has."""
+    own = implements(function)
+    found = graph._functions.values() if own else ()
+    return [other for other in found if other is not function and implements(other) == own]
+
+
 def hidden_state(operation: Any, graph: Any) -> str:
     """Return the type of the first op, in the operation or in a function that it calls, that cannot be replayed."""
     if operation.type in _CALLS:
