@@ -12,6 +12,7 @@ import tf_memsaver
 from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_by_hand
 from tf_memsaver.errors import InvalidRequestError, MeasurementError, UnsupportedModelError
+from tf_memsaver.measurement import Measurement
 
 MIB = 2**20
 WIDTH, DEPTH, BATCH = 64, 24, 4096
@@ -29,13 +30,19 @@ def _optimized(model: Any) -> Any:
     return optimized_by_hand(model, *((f"d{i}", f"d{i + 4}") for i in range(0, 20, 5)), ("d20", "d23"))
 
 
+def _least(model: Any, mode: str) -> Measurement:
+    """Measure three times: a thread that has to wait for a busy machine leaves more alive, never less."""
+    measured = [tf_memsaver.measure(model, batch_size=BATCH, mode=mode, isolate=False) for _ in range(3)]
+    return min(measured, key=lambda each: each.activation_bytes)
+
+
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_activations_before_and_after(mode: str) -> None:
     model = _deep()
-    plain = tf_memsaver.measure(model, batch_size=BATCH, mode=mode, isolate=False)
+    plain = _least(model, mode)
     # Every layer keeps its output, which the last gradients and two scratch tensors come on top of.
     assert DEPTH * LAYER_BYTES <= plain.activation_bytes < (DEPTH + 5) * LAYER_BYTES
-    ours = tf_memsaver.measure(_optimized(model), batch_size=BATCH, mode=mode, isolate=False)
+    ours = _least(_optimized(model), mode)
     # Five inputs of segments, the five outputs of one, and as much scratch.
     assert 8 * LAYER_BYTES < ours.activation_bytes < 14 * LAYER_BYTES
     assert ours.gradient_bytes == plain.gradient_bytes == (DEPTH * WIDTH * WIDTH + WIDTH + 1) * 4
