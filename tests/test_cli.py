@@ -141,6 +141,13 @@ def test_estimate_prints_a_row_for_each_layer(run: Any) -> None:
     assert "text of the user's own" not in out
 
 
+def test_estimate_counts_operations(run: Any) -> None:
+    code, out, _ = run("estimate", *SMALL, "--granularity=op", "--format=json")
+    assert code == 0
+    units = [unit["label"] for unit in json.loads(out)["units"]]
+    assert any(unit.endswith("/convolution") for unit in units) and "conv0" not in units
+
+
 def test_optimizer_flag_counts_slots(run: Any) -> None:
     slots = []
     for optimizer in ("sgd", "adam"):

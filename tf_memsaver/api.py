@@ -16,6 +16,7 @@ from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.signature import note_inputs
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.export import export_saved_model
+from tf_memsaver.ir.graph import Graph
 from tf_memsaver.measurement import Measurement, measure
 from tf_memsaver.plan.estimate import Estimate
 from tf_memsaver.plan.solve import solve
@@ -120,10 +121,7 @@ def search_plan(
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates, granularity)
-    plain = strip(model)
-    if inputs is not None:
-        note_inputs(plain, inputs)
-    graph = capture_graph(plain, batch_size=batch_size, granularity=granularity)
+    graph = _captured(model, batch_size, granularity, inputs)
     return solve(graph, request, versions=versions())
 
 
@@ -232,13 +230,19 @@ def apply_plan(model: Any, plan: Plan) -> Any:
     return make_optimized(strip(model), plan)
 
 
-def estimate(model: Any, *, batch_size: int) -> Estimate:
-    """Return where the bytes of one plain training step of ``model`` go, layer by layer; nothing is run.
+def estimate(model: Any, *, batch_size: int, granularity: str = "layer", inputs: Any = None) -> Estimate:
+    """Return where the bytes of one plain training step of ``model`` go; nothing is run.
+
+    Args:
+      model: as in ``search_plan``.
+      batch_size: as in ``search_plan``.
+      granularity: as in ``search_plan``: what a row stands for.
+      inputs: as in ``search_plan``.
 
     Raises:
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    return Estimate.from_graph(capture_graph(strip(model), batch_size=batch_size))
+    return Estimate.from_graph(_captured(model, batch_size, granularity, inputs))
 
 
 def versions() -> tuple[tuple[str, str], ...]:
@@ -252,6 +256,14 @@ def versions() -> tuple[tuple[str, str], ...]:
         "tf_memsaver": __version__,
     }
     return tuple(sorted(found.items()))
+
+
+def _captured(model: Any, batch_size: int, granularity: str, inputs: Any) -> Graph:
+    """Return the graph of the plain model's step; ``inputs`` are noted before, where they are given."""
+    plain = strip(model)
+    if inputs is not None:
+        note_inputs(plain, inputs)
+    return capture_graph(plain, batch_size=batch_size, granularity=granularity)
 
 
 def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:

@@ -156,7 +156,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="inputs="):
+    with pytest.raises(UnsupportedModelError, match="granularity='op'"):
         tf_memsaver.optimize(Blocks(), batch_size=4, granularity="op")
     with pytest.raises(UnsupportedModelError, match="granularity='op'"):
         tf_memsaver.optimize(Blocks(), batch_size=4, inputs=tf.TensorSpec((None, 16)))
@@ -178,3 +178,14 @@ def test_what_is_refused() -> None:
 
     with pytest.raises(UnsupportedModelError, match="cannot be traced"):
         tf_memsaver.optimize(Branches(), batch_size=4, granularity="op", inputs=tf.TensorSpec((None, 16)))
+
+
+def test_estimate_counts_operations() -> None:
+    model = Blocks(width=64)
+    spec = tf.TensorSpec((None, 64))
+    with pytest.raises(UnsupportedModelError, match="granularity='op'"):
+        tf_memsaver.estimate(model, batch_size=512)
+    found = tf_memsaver.estimate(model, batch_size=512, granularity="op", inputs=spec)
+    plan = tf_memsaver.search_plan(model, batch_size=512, granularity="op")
+    assert found.peak_bytes == plan.plain_peak_bytes
+    assert [unit.label for unit in found.units] == list(plan.labels)

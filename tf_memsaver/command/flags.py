@@ -57,7 +57,7 @@ COMMANDS = {
             name="estimate",
             summary="Show where the memory of one training step goes, layer by layer.",
             example="resnet50 --batch_size=32 --optimizer=adam",
-            flags=_MODEL,
+            flags=(*_MODEL, "granularity"),
         ),
         Command(
             name="plan",
@@ -148,7 +148,7 @@ _FLAGS = {
     "granularity": _Flag(
         define=_choice("layer", "op", default="layer"),
         value="layer|op",
-        text="what segments are made of: layers, or single operations, names being theirs then (default: layer)",
+        text="what is counted and cut: layers, or single operations, names being theirs then (default: layer)",
     ),
     "plan": _Flag(define=_text(), value="FILE", text="apply this plan file instead of planning"),
     "output": _Flag(

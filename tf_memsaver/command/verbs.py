@@ -33,11 +33,11 @@ class Result:
 
 
 def estimate(source: str, flags: Any, progress: Progress) -> Result:
-    """Count one training step, layer by layer."""
+    """Count one training step, layer by layer or operation by operation."""
     model = _load(source, flags, progress)
     batch_size = _batch_size(flags, None)
     with progress.stage("tracing one training step"):
-        found = api.estimate(model, batch_size=batch_size)
+        found = api.estimate(model, batch_size=batch_size, granularity=flags.granularity)
     shown = (tables.layers_table(found), tables.totals_table(found))
     return Result(satisfied=True, document=found.to_json(), shown=shown)
 
