@@ -21,7 +21,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import handle_data_util
 
-from tf_memsaver.capture.operations import CUSTOM_GRADIENT, FUNCTION_CALLS, library_function, rivals
+from tf_memsaver.capture.operations import CUSTOM_GRADIENT, FUNCTION_CALLS, called_function, library_function, rivals
 
 _NOT_COPIED = ("_class", "_output_shapes")
 """Attributes that speak of the graph that the operation comes from."""
@@ -75,18 +75,27 @@ class Template:
         self.type: str = operation.type
         self.name: str = operation.name
         self.attributes = {k: v for k, v in operation.node_def.attr.items() if k not in _NOT_COPIED}
+        outputs = list(operation.outputs)
+        self._gradient = operation._gradient_function
+        called = called_function(operation)
+        if called is not None:
+            # Taking its gradient has made another function of it, with more outputs.
+            del outputs[len(called.cached_definition.signature.output_arg) :]
+            types = attr_value_pb2.AttrValue.ListValue(type=[tensor.dtype.as_datatype_enum for tensor in outputs])
+            self.attributes["Tout"] = attr_value_pb2.AttrValue(list=types)
+            name = attr_value_pb2.NameAttrList(name=called.name)
+            self.attributes["f"] = attr_value_pb2.AttrValue(func=name)
         self.read_dtypes = [tensor.dtype for tensor in operation.inputs]
-        self.dtypes = [tensor.dtype for tensor in operation.outputs]
-        self.shapes = [tensor.shape for tensor in operation.outputs]
+        self.dtypes = [tensor.dtype for tensor in outputs]
+        self.shapes = [tensor.shape for tensor in outputs]
         self._definition = operation.op_def
         named = [func.name for value in self.attributes.values() for func in _named_in(value)]
         self.names_functions = bool(named)
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
-        self._gradient = operation._gradient_function
         self._handles = [
             handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
-            for tensor in operation.outputs
+            for tensor in outputs
         ]
 
     @property

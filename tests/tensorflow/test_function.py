@@ -417,11 +417,19 @@ def test_gradients_keep_what_must_run_before() -> None:
     assert gradients and all(set(g.upstream) & {s for c in g.calls for s in c.after} for g in gradients)
 
 
-def test_a_function_that_was_trained_already() -> None:
-    function, variables, arguments = recurrent()
+@pytest.mark.parametrize(
+    "build", [recurrent, waiting, chosen_by_device, compiled_inside], ids=lambda build: build.__name__
+)
+def test_a_function_that_was_trained_already(build: Callable[[], Case]) -> None:
+    function, variables, arguments = build()
+    spec, size = spec_of(arguments[0]), len(arguments[0])
+    untrained = tf_memsaver.optimize_function(function, spec, batch_size=size, strategy="min_peak").memsaver_plan
     plain = train(function, variables, arguments)
-    optimized = tf_memsaver.optimize_function(function, spec_of(arguments[0]), batch_size=32, strategy="min_peak")
+    optimized = tf_memsaver.optimize_function(function, spec, batch_size=size, strategy="min_peak")
     assert not differing(plain, train(optimized, variables, arguments))
+    # What the backward pass keeps was added to the results of the trained function, and is none of them.
+    assert optimized.memsaver_plan.segments == untrained.segments
+    assert optimized.memsaver_plan.recomputed
 
 
 def test_what_lies_behind_a_loop_can_be_cut() -> None:

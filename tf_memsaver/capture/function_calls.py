@@ -23,6 +23,7 @@ from tf_memsaver.capture.calls import ADDITIONS, CallSequence, Reader
 from tf_memsaver.capture.operations import (
     CUSTOM_GRADIENT,
     FUNCTION_CALLS,
+    called_function,
     custom_gradient_bodies,
     has_custom_gradient,
     implements,
@@ -265,7 +266,8 @@ class FunctionCalls:
             for slot, tensor in zip(range(self.argument_count, count), self._captures, strict=True)
             if id(tensor) in handles
         }
-        flat = _Inliner(concrete.graph, self._variable_of, scope)
+        leaves = tf.nest.flatten(self._results, expand_composites=True)
+        flat = _Inliner(concrete.graph, self._variable_of, scope, sum(leaf is not None for leaf in leaves))
         calls = _needed(flat.calls, flat.outputs)
         self._prologue, rest = self._hoisted(calls, count)
         made = [slot for call in self._prologue for slot in call.outputs]
@@ -386,7 +388,8 @@ def _spec(result: Any) -> Any:
 class _Inliner:
     """Numbers the tensors of a function and of those that it calls, and lists their operations in order."""
 
-    def __init__(self, graph: Any, variable_of: Mapping[int, tf.Variable], scope: str | None) -> None:
+    def __init__(self, graph: Any, variable_of: Mapping[int, tf.Variable], scope: str | None, outputs: int) -> None:
+        """Take in a graph of so many outputs; where its gradient was taken, it has got more behind them."""
         self.calls: list[OpCall] = []
         self._scope = scope
         self._variable_of = variable_of
@@ -395,7 +398,7 @@ class _Inliner:
         self._sums: dict[int, bool] = {}
         slots = {id(tensor): self._new() for tensor in graph.inputs}
         self._walk(graph, "", slots)
-        self.outputs = [slots[id(tensor)] for tensor in graph.outputs]
+        self.outputs = [slots[id(tensor)] for tensor in graph.outputs[:outputs]]
         for slot in self.outputs:
             if slot in self._constant_of:
                 self._add(self._constant_of.pop(slot).operation, "", [], [slot])
@@ -422,17 +425,20 @@ class _Inliner:
                 after = self._walk(body, scope, inner)
                 label = _without(self._scope or "", f"{scope}output_control_node")
                 gathered[id(operation)] = Gathering(label=label, after=after)
-                slots.update({id(t): inner[id(made)] for t, made in zip(outputs, body.outputs, strict=True)})
+                called = called_function(operation)
+                count = len(outputs) if called is None else len(called.cached_definition.signature.output_arg)
+                pairs = zip(outputs[:count], body.outputs[:count], strict=True)
+                slots.update({id(tensor): inner[id(made)] for tensor, made in pairs})
                 continue
-            made = [self._new() for _ in outputs]
-            slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
+            template = Template(operation)
+            made = [self._new() for _ in template.dtypes]
+            slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=False)})
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
-                label = self._label(prefix, operation)
-                self._constant_of[made[0]] = Constant(operation=Template(operation), label=label)
+                self._constant_of[made[0]] = Constant(operation=template, label=self._label(prefix, operation))
             else:
                 after = self._awaited(operation.control_inputs, prefix, slots, gathered)
                 gradient = self._custom_gradient(operation, slots)
-                self._add(Template(operation), prefix, inputs, made, after, gradient)
+                self._add(template, prefix, inputs, made, after, gradient)
         return self._awaited(getattr(graph, "control_outputs", ()), prefix, slots, gathered)
 
     def _awaited(
@@ -539,7 +545,7 @@ def _inlined_body(operation: Any, graph: Any) -> Any | None:
     attributes = operation.node_def.attr
     if operation.type not in FUNCTION_CALLS or CUSTOM_GRADIENT in attributes or "_XlaMustCompile" in attributes:
         return None
-    function = library_function(graph, operation.get_attr("f").name)
+    function = called_function(operation) or library_function(graph, operation.get_attr("f").name)
     return None if implements(function) else getattr(function, "graph", None)
 
 

@@ -182,6 +182,16 @@ def function_graph(graph: Any, name: str) -> Any | None:
     return getattr(library_function(graph, name), "graph", None)
 
 
+def called_function(operation: Any) -> Any | None:
+    """Return the function that a call was made of, if it is a call whose gradient can be taken.
+
+    The gradient function (``_DelayedRewriteGradientFunctions``, TensorFlow 2.21) makes the operation call another one.
+    """
+    if operation.type not in FUNCTION_CALLS:
+        return None
+    return getattr(getattr(operation._gradient_function, "__self__", None), "_inference_function", None)
+
+
 def implements(function: Any) -> bytes:
     """Return what a function is one of several implementations of, or nothing.
 
