@@ -21,7 +21,14 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import handle_data_util
 
-from tf_memsaver.capture.operations import CUSTOM_GRADIENT, FUNCTION_CALLS, called_function, library_function, rivals
+from tf_memsaver.capture.operations import (
+    CUSTOM_GRADIENT,
+    FUNCTION_CALLS,
+    called_function,
+    library_function,
+    own_outputs,
+    rivals,
+)
 
 _NOT_COPIED = ("_class", "_output_shapes")
 """Attributes that speak of the graph that the operation comes from."""
@@ -64,7 +71,6 @@ class Template:
         "attributes",
         "dtypes",
         "name",
-        "names_functions",
         "read_dtypes",
         "shapes",
         "type",
@@ -75,12 +81,10 @@ class Template:
         self.type: str = operation.type
         self.name: str = operation.name
         self.attributes = {k: v for k, v in operation.node_def.attr.items() if k not in _NOT_COPIED}
-        outputs = list(operation.outputs)
+        outputs = own_outputs(operation)
         self._gradient = operation._gradient_function
         called = called_function(operation)
         if called is not None:
-            # Taking its gradient has made another function of it, with more outputs.
-            del outputs[len(called.cached_definition.signature.output_arg) :]
             types = attr_value_pb2.AttrValue.ListValue(type=[tensor.dtype.as_datatype_enum for tensor in outputs])
             self.attributes["Tout"] = attr_value_pb2.AttrValue(list=types)
             name = attr_value_pb2.NameAttrList(name=called.name)
@@ -90,13 +94,17 @@ class Template:
         self.shapes = [tensor.shape for tensor in outputs]
         self._definition = operation.op_def
         named = [func.name for value in self.attributes.values() for func in _named_in(value)]
-        self.names_functions = bool(named)
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
         self._handles = [
             handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
             for tensor in outputs
         ]
+
+    @property
+    def names_functions(self) -> bool:
+        """Whether an attribute names a function."""
+        return bool(self._functions)
 
     @property
     def is_stateful(self) -> bool:
@@ -150,11 +158,9 @@ class Template:
 
         The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own.
         """
-        for rival in self._rivals:
-            graph._add_function_recursive(rival)
+        for function in filter(None, (*self._functions.values(), *self._rivals)):
+            graph._add_function_recursive(function)
         if self.type in FUNCTION_CALLS:
-            for function in filter(None, self._functions.values()):
-                graph._add_function_recursive(function)
             return self.attributes
         found = {}
         for key, value in self.attributes.items():
@@ -163,7 +169,6 @@ class Template:
             for named in _named_in(copy):
                 function = self._functions[named.name]
                 if function is not None:
-                    graph._add_function_recursive(function)
                     definition = function_pb2.FunctionDef()
                     definition.CopyFrom(function.cached_definition)
                     definition.signature.name = named.name = f"{named.name}_{ops.uid()}"

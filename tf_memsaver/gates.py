@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 class Constants(NamedTuple):
-    """What all gates of a graph read: two vectors of one element, the same as scalars, and a shape."""
+    """What all gates of a graph read: vectors of one element, an integer and a float zero, and the shape ``[-1]``."""
 
     zero: tf.Tensor
     one: tf.Tensor

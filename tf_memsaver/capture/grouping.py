@@ -19,14 +19,14 @@ _ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignV
 
 def needed(calls: Sequence[OpCall], outputs: Iterable[int]) -> list[OpCall]:
     """Return the calls that an output or a side effect depends on."""
-    wanted, needed = set(outputs), []
+    wanted, kept = set(outputs), []
     for call in reversed(calls):
         effect = call.operation.is_stateful and call.operation.type != "ReadVariableOp"
         if effect or not wanted.isdisjoint(call.outputs):
             wanted.update(call.reads)
-            needed.append(call)
-    needed.reverse()
-    return needed
+            kept.append(call)
+    kept.reverse()
+    return kept
 
 
 def assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:

@@ -17,6 +17,7 @@ from tf_memsaver.capture.operations import (
     has_custom_gradient,
     implements,
     library_function,
+    own_outputs,
 )
 from tf_memsaver.emission import Template
 from tf_memsaver.errors import UnsupportedModelError
@@ -58,7 +59,7 @@ class Inliner:
         """List the operations of a graph; return what who waits for its end waits for."""
         gathered: dict[int, Gathering] = {}
         for operation in _in_order(graph):
-            outputs = operation.outputs
+            outputs = own_outputs(operation)
             if operation.type == "NoOp" or (outputs and id(outputs[0]) in slots):
                 continue
             inputs = [slots[id(tensor)] for tensor in operation.inputs]
@@ -69,14 +70,12 @@ class Inliner:
                 after = self._walk(body, scope, inner)
                 label = without(self._scope or "", f"{scope}output_control_node")
                 gathered[id(operation)] = Gathering(label=label, after=after)
-                called = called_function(operation)
-                count = len(outputs) if called is None else len(called.cached_definition.signature.output_arg)
-                pairs = zip(outputs[:count], body.outputs[:count], strict=True)
+                pairs = zip(outputs, body.outputs[: len(outputs)], strict=True)
                 slots.update({id(tensor): inner[id(made)] for tensor, made in pairs})
                 continue
+            made = [self._new() for _ in outputs]
+            slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             template = Template(operation)
-            made = [self._new() for _ in template.dtypes]
-            slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=False)})
             if operation.type == "Const" and _constant_bytes(operation) <= LARGEST_REPEATED_CONSTANT:
                 self._constant_of[made[0]] = Constant(operation=template, label=self._label(prefix, operation))
             else:

@@ -192,6 +192,12 @@ def called_function(operation: Any) -> Any | None:
     return getattr(getattr(operation._gradient_function, "__self__", None), "_inference_function", None)
 
 
+def own_outputs(operation: Any) -> list[Any]:
+    """Return an operation's outputs but for those that taking a call's gradient has added (``called_function``)."""
+    called, outputs = called_function(operation), list(operation.outputs)
+    return outputs if called is None else outputs[: len(called.cached_definition.signature.output_arg)]
+
+
 def implements(function: Any) -> bytes:
     """Return what a function is one of several implementations of, or nothing.
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.repeats import repeats, tilings
+from tf_memsaver.plan.repeats import Repeat, repeats, tilings
 from tf_memsaver.plan.search import INFINITE, Proposal, Search, least_peak
 from tf_memsaver.plan.simulate import Measured
 from tf_memsaver.plan.tables import Tables
@@ -84,6 +84,11 @@ class OneLevel:
         self._full = Tables(problem, candidate_positions(problem))
         self._is_large = len(self._full.positions) > THIN_CUTS
         self._rounds = THIN_ROUNDS if self._is_large else MOST_ROUNDS
+
+    @cached_property
+    def _repeats(self) -> tuple[Repeat, ...]:
+        """The rows of equal blocks of a large graph."""
+        return repeats(self._problem) if self._is_large else ()
 
     @cached_property
     def plain(self) -> Found | None:
@@ -194,7 +199,7 @@ class OneLevel:
         """
         positions = frozenset(self._full.positions)
         best: Found | None = None
-        for repeat in repeats(self._problem) if self._is_large else ():
+        for repeat in self._repeats:
             given = segments if best is None else best.segments
             quick = [
                 tiled
