@@ -28,6 +28,7 @@ FLOORS = {
     "gates": 4,
     "keras_compat": 4,
     "measurement": 4,
+    "plain_names": 4,
     "measurement_worker": 4,
     "rewrite": 4,
     "runtime": 4,

@@ -8,12 +8,12 @@ not fused in the plain step. A *witness* reads one element of such a value and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient
+from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient, sums_of_many
 from tf_memsaver.gates import Gates
 
 _READS_OUTPUT = frozenset(
@@ -68,8 +68,22 @@ def first_run_witness(
         only = readers.get(id(tensor), [])
         return len(only) == 1 and (only[0].type not in _FUSED_WITH_PADS or tensor.op.type in ("Pad", "PadV2"))
 
-    read = [t for t in _read_by_gradients(operations, sources, results) if may_be_fused(t)]
-    return _witness([*read, *_squares_of_cubes(operations, gradient_scope)], gates)
+    needed = list(_read_by_gradients(operations, sources, results))
+    read = [tensor for tensor in needed if may_be_fused(tensor)]
+    held = _held_through_sums(operations, readers, {id(tensor) for tensor in needed}, gates)
+    return _witness([*read, *_squares_of_cubes(operations, gradient_scope), *held], gates)
+
+
+def _held_through_sums(
+    operations: Sequence[Any], readers: Mapping[int, Sequence[Any]], needed: Collection[int], gates: Gates
+) -> Iterator[tf.Tensor]:
+    """Read the terms of sums that the plain step needs longer (ids), and only behind the sum: see ``sums_of_many``."""
+    for last, terms in sums_of_many(operations, readers):
+        held = [tensor for tensor in terms if id(tensor) in needed]
+        if held:
+            with tf.name_scope("memsaver_witness"):
+                # Behind it by data: an operation that another one waits for is not joined with others.
+                yield gates.first_elements(held, behind=gates.gate([gates.first_elements([last.outputs[0]])]))
 
 
 def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterator[tf.Tensor]:
@@ -80,13 +94,14 @@ def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterato
 
 
 def replay_witness(
-    replayed: Sequence[Any], added: Sequence[Any], gradients: Iterable[Any], gates: Gates
+    replayed: Sequence[Any], added: Sequence[Any], outputs: Iterable[Any], gradients: Iterable[Any], gates: Gates
 ) -> tf.Tensor | None:
-    """Add a reader to every replayed value that loses one because the op that reads it is not needed.
+    """Add a reader to every replayed value that loses one: an op that is not needed, or one behind the segment.
 
     Args:
       replayed: what a replay added to its graph, in order.
       added: the same with the backward ops behind it.
+      outputs: what the replay returned.
       gradients: what the backward ops are there for.
       gates: what reads single elements.
 
@@ -102,7 +117,9 @@ def replay_witness(
             stack.extend(tensor.op for tensor in operation.inputs)
     here = {id(operation) for operation in replayed}
     unneeded = [operation for operation in replayed if id(operation) not in needed]
-    return _witness((t for op in unneeded for t in op.inputs if id(t.op) in needed and id(t.op) in here), gates)
+    lost = [tensor for operation in unneeded for tensor in operation.inputs]
+    lost += [tensor for tensor in outputs if sum(id(reader) in needed for reader in tensor.consumers()) == 1]
+    return _witness((tensor for tensor in lost if id(tensor.op) in needed and id(tensor.op) in here), gates)
 
 
 def _witness(tensors: Iterable[Any], gates: Gates) -> tf.Tensor | None:

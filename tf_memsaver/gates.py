@@ -36,15 +36,19 @@ class Gates:
                 self._constants[id(graph)] = Constants(*made)
         return self._constants[id(graph)]
 
-    def first_elements(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return the first element of each tensor as float32, in one vector; an empty tensor has none."""
+    def first_elements(self, tensors: Sequence[tf.Tensor], behind: tf.Tensor | None = None) -> tf.Tensor:
+        """Return the first element of each tensor as float32, in one vector; an empty tensor has none.
+
+        They are not read before the gate ``behind`` is known.
+        """
         constants = self.constants()
+        begin = constants.zero
+        if behind is not None:
+            begin = tf.raw_ops.AddV2(x=begin, y=tf.raw_ops.Cast(x=behind, DstT=tf.int32))
         read = []
         for tensor in tensors:
             vector = tf.raw_ops.Reshape(tensor=tensor, shape=constants.flat)
-            element = tf.raw_ops.StridedSlice(
-                input=vector, begin=constants.zero, end=constants.one, strides=constants.one
-            )
+            element = tf.raw_ops.StridedSlice(input=vector, begin=begin, end=constants.one, strides=constants.one)
             read.append(element if element.dtype == tf.float32 else tf.raw_ops.Cast(x=element, DstT=tf.float32))
         return self._joined(read)
 

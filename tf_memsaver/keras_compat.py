@@ -19,6 +19,7 @@ from keras.src.backend.common.stateless_scope import StatelessScope, get_statele
 from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.functional import operation_fn as _operation_fn
+from tensorflow.python.eager.record import record_operation, stop_recording
 
 
 def inner_functional(model: Any) -> Functional | None:
@@ -107,11 +108,17 @@ def call_environment(environment: Environment) -> Iterator[None]:
         global_state.set_global_attribute("current_call_ctx", outer)
 
 
+def _current_graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
 class RecordingScope(StatelessScope):
     """A StatelessScope that reads variables it was not told of once, and remembers what was updated and added.
 
     A variable that is not in ``given`` is read at its first use (from the enclosing scope, if there is one) and keeps
-    that value, so that a replay under ``mapping()`` sees what the first run saw. ``unlisted`` collects variables
+    that value, so that a replay under ``mapping()`` sees what the first run saw. One that is given several tensors
+    hands out another at each read (``times_read``); all reads inside the body of a loop or branch are one. ``unlisted``
+    collects variables
     that were read without being given and that a tape watches: for a gradient they must become arguments.
     ``losses_added`` pairs each loss with the layer that added it.
     """
@@ -125,10 +132,15 @@ class RecordingScope(StatelessScope):
         self._variables: dict[int, Any] = {}
         self._seen: dict[int, Any] = {}
         self._updated: dict[int, Any] = {}
+        self._given: dict[int, list[Any]] = {}
+        self._reads: dict[int, int] = {}
+        self._bodies: set[tuple[int, Any]] = set()
+        self._graph = _current_graph()
         for variable, tensor in given:
             self._variables[id(variable)] = variable
-            self._seen[id(variable)] = tensor
-            self.state_mapping[id(variable)] = tensor
+            self._given.setdefault(id(variable), []).append(tensor)
+            self._seen.setdefault(id(variable), tensor)
+            self.state_mapping.setdefault(id(variable), tensor)
 
     def get_current_value(self, variable: Any) -> Any:
         """Return the variable's value in this scope; the first read fixes it."""
@@ -144,7 +156,27 @@ class RecordingScope(StatelessScope):
             tensor = tf.convert_to_tensor(value)
             self._variables[key] = variable
             self._seen[key] = self.state_mapping[key] = tensor
-        return self.state_mapping[key]
+        self._count(key)
+        if key not in self._given:
+            return self.state_mapping[key]
+        given = self._given[key]
+        read = given[min(self._reads[key], len(given)) - 1]
+        if key not in self._updated:
+            return read
+        return _with_gradient_to(read, self.state_mapping[key]) if is_trained(variable) else self.state_mapping[key]
+
+    def _count(self, key: int) -> None:
+        graph = _current_graph()
+        body = key, graph
+        if graph is not self._graph:
+            if body in self._bodies:
+                return
+            self._bodies.add(body)
+        self._reads[key] = self._reads.get(key, 0) + 1
+
+    def times_read(self, variable: Any) -> int:
+        """Return how often a variable was read."""
+        return self._reads.get(id(variable), 0)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Note an assignment instead of making it."""
@@ -152,7 +184,7 @@ class RecordingScope(StatelessScope):
         # The value before the update is what a replay must start from, also when the layer never reads it.
         self.get_current_value(variable)
         self._updated[id(variable)] = variable
-        # A variable that is read after it was assigned passes no gradient on to what was assigned.
+        # A variable that is read after it was assigned passes no gradient on to what was assigned, but takes it itself.
         super().add_update((variable, tf.stop_gradient(value)))
 
     def add_loss(self, loss: Any) -> None:
@@ -171,6 +203,14 @@ class RecordingScope(StatelessScope):
     def losses_added(self) -> list[tuple[Any, Any]]:
         """Return (layer, loss) in the order in which they were added (``Layer._loss_ids`` tells the layer)."""
         return [(_loss_owner(operation, loss), loss) for operation, loss in self._pending_losses]
+
+
+def _with_gradient_to(variable: Any, value: Any) -> Any:
+    """Return ``value``, whose gradient goes to the tensor ``variable``."""
+    with stop_recording():
+        copy = tf.identity(value)
+    record_operation("ReadVariableOp", [copy], [variable], lambda upstream: [upstream])
+    return copy
 
 
 def recording_scope() -> RecordingScope | None:

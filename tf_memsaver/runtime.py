@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,31 +31,12 @@ from tf_memsaver.emission import registered
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.fan_out import first_run_witness, replay_witness
 from tf_memsaver.gates import Gates, behind
+from tf_memsaver.plain_names import Names, plain_name
 
 Tensors = Sequence[tf.Tensor]
 
-FIRST_RUN = "unrecorded"
-"""Name scope, below the model's, of first runs."""
-
-
 _GRADIENT_SCOPES = {None: "gradient_tape", False: "0_gradients", True: "zz_gradients"}
 """Scopes that sort, relative to first runs, as the plain step's backward pass; by ``Replayable.forward_first``."""
-
-
-def plain_name(name: str, graph: Any, forward_first: bool | None) -> str:
-    """Return the name scope that sorts in a replay as that of the same operations does in the plain step.
-
-    ``name`` is theirs in the first run, in ``graph`` (None if there was none).
-
-    Graph optimisation sorts the terms of a sum and the factors of a product by name, and the order is part of the
-    result. Where the backward pass is a function of its own, the plain step's forward and backward operations belong to
-    two calls, whose names settle the order (``forward_first``). Replays belong to the backward call: a prefix puts them
-    in front of ``gradients/``, or behind it.
-    """
-    parts = [part for part in name.split("/") if part and part != FIRST_RUN]
-    apart = graph is not None and graph is not tf.compat.v1.get_default_graph()
-    prefix = ["forward" if forward_first else "replayed"] if apart else []
-    return "".join(f"{part}/" for part in (*prefix, *parts))
 
 
 class Replayable(Protocol):
@@ -73,6 +54,17 @@ class Replayable(Protocol):
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         """Run and return the differentiable outputs (floating tensors)."""
 
+    def read_again(self) -> list[tuple[int, tf.Tensor]]:
+        """Return, after ``first_run``, a tensor for every further read of a variable, with its place in the weights.
+
+        Each read sends a gradient of its own to the variable, which adds them all at once. A replay is given these
+        tensors in front of the weights, the last one first.
+        """
+
+    def is_read_elsewhere(self, place: int) -> bool:
+        """Whether others read the variable of weight ``place``, too, so that its gradient is a term of a sum."""
+        ...
+
     def held(self) -> list[tf.Tensor]:
         """Return, after ``first_run``, the other tensors (of any dtype) that a replay must be given again."""
 
@@ -86,6 +78,7 @@ class Shared:
 
     traces: twins.Traces = field(default_factory=twins.Traces)
     gates: Gates = field(default_factory=Gates)
+    names: Names = field(default_factory=Names.of_model)
 
 
 def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: Shared | None = None) -> list[tf.Tensor]:
@@ -101,12 +94,16 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
       SecondDerivativeError: (when it is asked for) on the gradient of a gradient.
     """
     shared = shared or Shared()
-    reached: set[int] = set()
+    reached: list[int] = []
     with stop_recording(), VariableWatcher() as watcher:
         first = _FirstRun.of(function, inputs, weights, shared.gates)
+    # The last read is the first to send its gradient back.
+    again = function.read_again()
+    weights = [*(tensor for _, tensor in reversed(again)), *weights]
+    first.variables = [*(place for place, _ in reversed(again)), *range(len(weights) - len(again))]
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
-        connected = sorted(reached) if reached else list(range(len(first.outputs)))
+        connected = sorted(set(reached)) if reached else list(range(len(first.outputs)))
         reached.clear()
         arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
         replayed = _replay_gradients(function, inputs, weights, first, arrived, shared)
@@ -135,18 +132,24 @@ def _with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Se
                 return [*([None] * len(outputs)), *gradient(*upstream[: len(outputs)])]
 
             overridden = {"IdentityN": registered(of_identities)}
-            with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
+            # One that is a term of a sum is sorted by its name.
+            scope = f"{_maker(outputs[0]).name}/" if outputs else None
+            with tf.compat.v1.get_default_graph().gradient_override_map(overridden), tf.name_scope(scope or "segment"):
                 passed = tf.identity_n([*outputs, *inputs])[: len(outputs)]
     record_operation("segment", passed, list(inputs), gradient)
     return passed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _FirstRun:
-    """What a first run left: ``witness`` is what the gate of the replay must depend on, in graph mode."""
+    """What a first run left: ``witness`` is what the gate of the replay must depend on, in graph mode.
+
+    ``variables`` tells which weights are reads of the same variable.
+    """
 
     outputs: list[tf.Tensor]
     held: list[tf.Tensor]
+    variables: list[int] = field(default_factory=list)
     witness: tuple[tf.Tensor, ...] = ()
     operations: tuple[tf.Operation, ...] = ()
 
@@ -182,7 +185,7 @@ def _refuse_trained(variables: Sequence[Any]) -> None:
             )
 
 
-def _note_gradient(output: tf.Tensor, place: int, reached: set[int]) -> tf.Tensor:
+def _note_gradient(output: tf.Tensor, place: int, reached: list[int]) -> tf.Tensor:
     """Pass a tensor through; note in ``reached`` that a gradient arrives for it.
 
     A custom gradient gets zeros for outputs that the loss does not depend on, and cannot tell them from a gradient that
@@ -190,7 +193,7 @@ def _note_gradient(output: tf.Tensor, place: int, reached: set[int]) -> tf.Tenso
     """
 
     def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-        reached.add(place)
+        reached.append(place)
         return [upstream]
 
     return _with_gradient([output], [output], gradient)[0]
@@ -214,7 +217,7 @@ def _replay_gradients(
         gradients = trace()
     else:
         described = _described(function, first, places, arrived, [*inputs, *weights], shared.gates)
-        gradients = shared.traces.gradients(described, trace)
+        gradients = shared.traces.gradients(described, trace, shared.names.kept)
 
     def second(*_: Any) -> Any:
         raise SecondDerivativeError
@@ -222,7 +225,13 @@ def _replay_gradients(
     # Everything enters as an argument, so that no path of a second derivative goes around the error.
     found = [gradient for gradient in gradients if gradient is not None]
     passed = iter(_with_gradient(found, [*arrived, *inputs, *weights], second))
-    return [None if gradient is None else next(passed) for gradient in gradients]
+    guarded = [None if gradient is None else next(passed) for gradient in gradients]
+    if not tf.executing_eagerly():
+        for place, variable in enumerate(first.variables, len(inputs)):
+            several = first.variables.count(variable) > 1 or function.is_read_elsewhere(variable)
+            if several and guarded[place] is not None:
+                guarded[place] = _as_term(guarded[place], shared.gates)
+    return guarded
 
 
 def _replay(
@@ -244,7 +253,9 @@ def _replay(
         gated = [_gated(gate, tensor, function.forward_first) for tensor in inputs]
         tape.watch([*gated, *weights])
         start = _size_of_graph()
-        outputs = function.replay(gated, weights, [behind(gate, tensor) for tensor in first.held])
+        finished: list[int] = []
+        noted = weights if gate is not None else [_note_gradient(w, place, finished) for place, w in enumerate(weights)]
+        outputs = function.replay(gated, noted, [behind(gate, tensor) for tensor in first.held])
     end = _size_of_graph()
     named = [
         _named(gate, function.gradient_name(place), gradient, outputs[place]) for place, gradient in arrived.items()
@@ -253,14 +264,28 @@ def _replay(
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
         gradients = tape.gradient([outputs[place] for place in arrived], [*gated, *weights], output_gradients=named)
     if gate is None:
-        return gradients
+        of_weights = _as_finished(gradients[len(gated) :], first.variables, finished)
+        return [*gradients[: len(gated)], *of_weights]
     # Nobody gets a gradient before all are there: the replay of the segment before this one would otherwise start
     # while weight gradients here still hold replayed activations.
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
-    witness = replay_witness(added[: end - start], added, found, gates)
+    witness = replay_witness(added[: end - start], added, outputs, found, gates)
     together = iter(_together(found, None if witness is None else gates.gate([witness])))
     return [None if gradient is None else next(together) for gradient in gradients]
+
+
+def _as_finished(gradients: list[Any], variables: Sequence[int], finished: Sequence[int]) -> list[Any]:
+    """Return gradients of weights so that those of one variable are in the order in which they were finished.
+
+    That is the order in which the plain step's tape adds them.
+    """
+    arranged: list[Any] = [None] * len(gradients)
+    for variable in dict.fromkeys(variables):
+        places = [place for place, its in enumerate(variables) if its == variable]
+        for place, source in zip(places, (each for each in finished if each in places), strict=False):
+            arranged[place] = gradients[source]
+    return arranged
 
 
 def _described(
@@ -273,16 +298,22 @@ def _described(
         return None
     operations, outside = described
     kinds = tuple(gradient.op.type if gradient.op.type in _RENAMED else "" for gradient in arrived)
-    named = [*first.operations, *(_maker(tensor) for tensor in (*arrived, *sources))]
-    scopes = [
-        plain_name(operation.name, graph, function.forward_first).rstrip("/")
-        for operation in named
-        for graph in (operation.graph, None)
-    ]
+
+    def named(operations: Iterable[Any]) -> list[str]:
+        return [
+            plain_name(operation.name, graph, function.forward_first).rstrip("/")
+            for operation in operations
+            for graph in (operation.graph, None)
+        ]
+
     return twins.Replay(
         key=(function.forward_first, tuple(places), kinds, operations),
         sources=(*read, *outside, *gates.constants()),
-        names=(*scopes, *(function.gradient_name(place) for place in places)),
+        forward=tuple(named(first.operations)),
+        names=(
+            *named(_maker(tensor) for tensor in (*arrived, *sources)),
+            *(function.gradient_name(place) for place in places),
+        ),
     )
 
 
@@ -348,6 +379,13 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
         return gradient
     with tf.name_scope(f"{name if gradient.op.type == 'Placeholder' else _maker(gradient).name}/"):
         return behind(gate, gradient, _ARRIVED)
+
+
+def _as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
+    """Return the gradient of a weight, as a term of a sum that is sorted by name: under its name in the plain step."""
+    gate = gates.gate([gates.first_elements([gradient])])
+    with tf.name_scope(f"{_maker(gradient).name}/"):
+        return behind(gate, gradient, _READY)
 
 
 def _first_to_change(tensor: tf.Tensor) -> tf.Operation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_memsaver.capture.operations import CUSTOM_GRADIENT
 from tf_memsaver.emission import Template
+from tf_memsaver.plain_names import Kept
 
 _SMALL = 64
 """Elements. A value that is known when a graph is traced can decide what is traced: these are compared."""
@@ -34,13 +35,24 @@ _NUMBER = re.compile(r"_\d+$")
 class Replay:
     """What the trace of a segment's replay and gradients depends on.
 
-    Equal ``key``s mean that it will be the same operations. ``sources`` are the tensors that they may read and
-    ``names`` what their names are made from; twins have both in the same order.
+    Equal ``key``s mean that it will be the same operations. ``sources`` are the tensors that they may read, ``forward``
+    the names of replayed operations and ``names`` what else names are made from; twins have them in the same order.
     """
 
     key: Hashable
     sources: tuple[tf.Tensor, ...]
+    forward: tuple[str, ...]
     names: tuple[str, ...]
+
+    def takes_names_of(self, twin: Replay) -> bool:
+        """Whether scopes correspond to scopes: gradients are named by those of the forward operations."""
+        scopes: dict[str, str] = {}
+        pairs = ((_scope(before), _scope(after)) for before, after in zip(twin.forward, self.forward, strict=True))
+        return all(scopes.setdefault(before, after) == after for before, after in pairs)
+
+
+def _scope(name: str) -> str:
+    return name.rpartition("/")[0]
 
 
 class _Copied(NamedTuple):
@@ -72,7 +84,7 @@ class Traces:
     _made: dict[tuple[int, Hashable], _Traced | _Trace | None] = field(default_factory=dict)
 
     def gradients(
-        self, replay: Replay | None, trace: Callable[[], Sequence[tf.Tensor | None]]
+        self, replay: Replay | None, trace: Callable[[], Sequence[tf.Tensor | None]], kept: Kept
     ) -> Sequence[tf.Tensor | None]:
         """Return what ``trace`` returns, copied from a twin of ``replay`` if one was traced in this graph."""
         graph = tf.compat.v1.get_default_graph()
@@ -80,11 +92,13 @@ class Traces:
             return trace()
         key = id(graph), replay.key
         made = self._made.get(key)
+        if made is not None and not replay.takes_names_of(made.replay):
+            return trace()
         if isinstance(made, _Traced):
             made = self._made[key] = _noted(made, graph)
         if made is not None:
             with graph.name_scope(None):
-                return _copied(made, replay, graph)
+                return _copied(made, replay, graph, kept)
         start = graph.num_operations()
         results = trace()
         self._made.setdefault(key, _Traced(replay, tuple(graph.get_operations()[start:]), results))
@@ -180,8 +194,8 @@ def _noted(traced: _Traced, graph: Any) -> _Trace | None:
     return _Trace(replay, tuple(copied), made)
 
 
-def _copied(trace: _Trace, replay: Replay, graph: Any) -> list[tf.Tensor | None]:
-    names = _Names(zip(trace.replay.names, replay.names, strict=True), graph)
+def _copied(trace: _Trace, replay: Replay, graph: Any, kept: Kept) -> list[tf.Tensor | None]:
+    names = _Names(trace.replay, replay, graph, kept)
     for its, own in zip(trace.replay.sources, replay.sources, strict=True):
         _share_mark(its.op, own.op)
     made: list[list[tf.Tensor]] = []
@@ -216,16 +230,19 @@ def _share_mark(before: Any, after: Any) -> None:
 class _Names:
     """Names for the operations of one segment, from those of its twin: those that tracing would give them."""
 
-    def __init__(self, pairs: Iterable[tuple[str, str]], graph: Any) -> None:
-        self._graph = graph
+    def __init__(self, its: Replay, own: Replay, graph: Any, kept: Kept) -> None:
+        self._graph, self._kept = graph, kept
         self._scopes: dict[str, str] = {"": "", **{f"{name}/": f"{name}/" for name in _GRADIENTS}}
         self._given: set[str] = set()
-        for twin, own in pairs:
-            before, after = twin.split("/"), own.split("/")
+        forward = list(zip(its.forward, own.forward, strict=True))
+        for twin, name in forward:
+            self._know(_scope(twin), _scope(name))
+        for twin, name in (*forward, *zip(its.names, own.names, strict=True)):
+            before, after = twin.split("/"), name.split("/")
             if len(before) == len(after):
                 for count in range(1, len(before)):
                     self._know("/".join(before[:count]), "/".join(after[:count]))
-            self._know(twin, own)
+            self._know(twin, name)
 
     def _know(self, twin: str, own: str) -> None:
         """Note what stands for a scope or operation of the twin, as for its gradients."""
@@ -255,4 +272,4 @@ class _Names:
         return f"{own}/"
 
     def _unique(self, name: str) -> str:
-        return str(self._graph.unique_name(name))
+        return self._kept.take(self._graph, name)

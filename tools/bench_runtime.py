@@ -51,6 +51,12 @@ def activation_bytes(variant: str) -> int:
         def gradient_name(self, place: int) -> str:
             return f"output_{place}"
 
+        def read_again(self) -> list[Any]:
+            return []
+
+        def is_read_elsewhere(self, place: int) -> bool:
+            return False
+
         def held(self) -> list[Any]:
             return []
 

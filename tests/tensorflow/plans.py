@@ -13,6 +13,7 @@ from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.layer_calls import list_layer_calls
 from tf_memsaver.capture.model_function import ModelFunction
+from tf_memsaver.plain_names import Names
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
 from tf_memsaver.rewrite.keras_model import make_optimized
 
@@ -114,6 +115,7 @@ class _NaiveForward:
 
     def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
         functional, training = keras_compat.inner_functional(model), True
+        names = Names.of_model()
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(
             self._sequence.inputs, keras_compat.standardize_inputs(functional, inputs), strict=True
@@ -124,7 +126,7 @@ class _NaiveForward:
             made = [slot for call in calls for slot in call.outputs]
             read = list(dict.fromkeys(s for call in calls for s in call.inputs if s not in made))
             if segment.mode is SegmentMode.STORE:
-                self._run(calls, slots, training)
+                self._run(calls, slots, training, names)
                 continue
             later = {s for call in self._sequence.calls[segment.stop :] for s in call.inputs}
             made = [slot for slot in made if slot in later]
@@ -134,7 +136,7 @@ class _NaiveForward:
                 inner = list(slots)
                 for slot, tensor in zip(arguments, tensors, strict=True):
                     inner[slot] = tensor
-                self._run(calls, inner, training)
+                self._run(calls, inner, training, names)
                 return tuple(inner[slot] for slot in made)
 
             outputs = tf.recompute_grad(run)(*[slots[slot] for slot in arguments])
@@ -142,7 +144,7 @@ class _NaiveForward:
                 slots[slot] = tensor
         return keras_compat.pack_outputs(functional, [slots[slot] for slot in self._sequence.outputs])
 
-    def _run(self, calls: Any, slots: list[Any], training: bool) -> None:
+    def _run(self, calls: Any, slots: list[Any], training: bool, names: Names) -> None:
         for call in calls:
-            for slot, tensor in zip(call.outputs, call.run(slots, training), strict=True):
+            for slot, tensor in zip(call.outputs, call.run(slots, training, names), strict=True):
                 slots[slot] = tensor

@@ -11,6 +11,7 @@ from keras import layers
 
 from tests.tensorflow import models
 from tests.tensorflow.plans import labels
+from tf_memsaver.capture.batch import synthetic_batch
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
@@ -29,6 +30,17 @@ def test_units_are_the_layer_calls(name: str) -> None:
     backward = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD}
     assert len(backward) > len(graph.units) // 2
     assert graph.units[-1].pinned
+
+
+def test_targets_of_a_dict_of_outputs_go_by_their_keys() -> None:
+    x = inputs = keras.Input((4,))
+    outputs = {"zeta": layers.Dense(3, name="a")(x), "alpha": layers.Dense(2, name="z")(x)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"zeta": "sparse_categorical_crossentropy", "alpha": "mse"})
+    x, y = synthetic_batch(model, 5)
+    found = {name: (tuple(target.shape), target.dtype.name) for name, target in y.items()}
+    assert found == {"alpha": ((5, 2), "float32"), "zeta": ((5,), "int32")}
+    model.fit(x, y, verbose=0)
 
 
 def test_nested_models_are_flattened_and_calls_counted() -> None:

@@ -28,12 +28,12 @@ class _Counted:
         self.copying = True
         gradients, copied = twins.Traces.gradients, twins._copied
 
-        def counting(traces: Any, segment: Any, trace: Any) -> Any:
+        def counting(traces: Any, segment: Any, trace: Any, kept: Any) -> Any:
             def once() -> Any:
                 self.traced += 1
                 return trace()
 
-            return gradients(traces, segment if self.copying else None, once)
+            return gradients(traces, segment if self.copying else None, once, kept)
 
         def counting_copies(*args: Any) -> Any:
             self.copied += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import fingerprint
+from tf_memsaver.plain_names import Names
 
 ADDITIONS = frozenset({"Add", "AddV2"})
 """Kinds of calls whose gradient passes straight through."""
@@ -66,8 +67,8 @@ class Call(Protocol):
         """Return what reads a slot and sends a gradient to it."""
         ...
 
-    def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
-        """Run on the tensors in ``slots``; return what goes to ``outputs``."""
+    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
+        """Run on the tensors in ``slots``, under ``names``; return what goes to ``outputs``."""
         ...
 
 

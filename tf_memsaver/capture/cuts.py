@@ -7,15 +7,15 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.calls import ADDITIONS
+from tf_memsaver.capture.operations import SUMS, sums_of_many
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
 
-_SUMS = frozenset({"Add", "AddN", "AddV2"})
-_ADDED_AND_ACTIVATED = _SUMS | {"BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"}
+_ADDED_AND_ACTIVATED = SUMS | {"BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"}
 _FUSED_WITH = {
-    "Add": _SUMS,
-    "AddV2": _SUMS,
+    "Add": SUMS,
+    "AddV2": SUMS,
     "BiasAdd": _ADDED_AND_ACTIVATED,
     "Conv2D": _ADDED_AND_ACTIVATED,
     "DepthwiseConv2dNative": _ADDED_AND_ACTIVATED,
@@ -56,7 +56,8 @@ def _fusing_positions(step: TracedStep) -> set[int]:
     """Return the positions between two ops that graph optimisation makes one, with other roundings.
 
     It reorders chains of additions (a residual sum behind a BatchNorm), and fuses a convolution or product with
-    what is added to it and the activation behind, wherever nothing else reads what lies between.
+    what is added to it and the activation behind, wherever nothing else reads what lies between. A term of a sum that
+    nobody needs after it lends the result its buffer, which decides where the sum begins: no cut may hold it.
     """
     unit_of, readers = _readers(step, (Phase.FORWARD,))
     fusing: set[int] = set()
@@ -65,6 +66,13 @@ def _fusing_positions(step: TracedStep) -> set[int]:
         only = readers.get(id(operation.outputs[0]), []) if consumers and id(operation) in unit_of else []
         if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
             fusing.update(range(unit_of[id(operation)] + 1, unit_of[id(only[0])] + 1))
+    forward = [each for each in step.graph.get_operations() if id(each) in unit_of]
+    for last, terms in sums_of_many(forward, readers):
+        end = unit_of[id(last)]
+        for term in terms:
+            needed = any(unit_of.get(id(reader), end + 1) > end for reader in readers[id(term)])
+            if id(term.op) in unit_of and not needed:
+                fusing.update(range(unit_of[id(term.op)] + 1, end + 1))
     return fusing
 
 

@@ -16,6 +16,7 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import ADDITIONS, CallSequence, Reader
 from tf_memsaver.capture.signature import check_model
 from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.plain_names import Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class ModelEntry:
 
     def __init__(self, model: Any, functional: Any) -> None:
         self.name = f"{model.name}/inputs"
+        self.scope = model.name
         self._functional = functional
 
     def __call__(self, inputs: Any) -> list[Any]:
@@ -41,9 +43,11 @@ class ModelEntry:
 class LayerCall:
     """One call of an operation: its arguments hold ``Slot`` leaves, its flat outputs go to ``outputs``.
 
-    ``training`` is what an enclosing nested model forces on the call, ``None`` for the model's own.
+    ``number`` is its place among the calls. ``training`` is what an enclosing nested model forces on the call, ``None``
+    for the model's own; ``home`` is the number of the call that enters that nested model.
     """
 
+    number: int
     operation: Any
     label: str
     args: Any
@@ -51,6 +55,7 @@ class LayerCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     training: bool | None
+    home: int | None
     signature: str
 
     @property
@@ -67,8 +72,12 @@ class LayerCall:
         """Return the layer, if it reads a slot: what happens inside is not known."""
         return [Reader(self.label, self.outputs[0] if self.kind in ADDITIONS else None)] if slot in self.inputs else []
 
-    def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
+    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
         """Call the operation on the tensors in ``slots``; return its flat outputs."""
+        if isinstance(self.operation, ModelEntry):
+            scope = names.entered(self.number, self.home, self.operation.scope)
+        else:
+            scope = names.inside(self.home)
 
         def fill(leaf: Any) -> Any:
             return slots[leaf.index] if isinstance(leaf, Slot) else leaf
@@ -76,7 +85,8 @@ class LayerCall:
         args = keras.tree.map_structure(fill, self.args)
         kwargs = keras.tree.map_structure(fill, self.kwargs)
         bound = keras_compat.bind_training(self.operation, training if self.training is None else self.training)
-        return keras.tree.flatten(bound(*args, **kwargs))
+        with scope:
+            return keras.tree.flatten(bound(*args, **kwargs))
 
 
 def check_supported(model: Any) -> Any:
@@ -117,7 +127,7 @@ class _Flattener:
         inputs = self._new_slots(len(functional.inputs))
         for number, (slot, tensor) in enumerate(zip(inputs, functional.inputs, strict=True)):
             self._producer[slot] = f"in{number}:{_spec(tensor)}"
-        outputs = self._walk(functional, inputs, prefix="", training=None)
+        outputs = self._walk(functional, inputs, prefix="", training=None, home=None)
         return CallSequence(calls=tuple(self._calls), inputs=inputs, outputs=outputs, slot_count=self._slot_count)
 
     def _new_slots(self, count: int) -> tuple[int, ...]:
@@ -125,7 +135,9 @@ class _Flattener:
         self._slot_count += count
         return tuple(range(first, first + count))
 
-    def _walk(self, functional: Any, inputs: tuple[int, ...], prefix: str, training: bool | None) -> tuple[int, ...]:
+    def _walk(
+        self, functional: Any, inputs: tuple[int, ...], prefix: str, training: bool | None, home: int | None
+    ) -> tuple[int, ...]:
         slot_of = {id(tensor): slot for tensor, slot in zip(functional.inputs, inputs, strict=True)}
 
         def to_slot(leaf: Any) -> Any:
@@ -138,22 +150,24 @@ class _Flattener:
             inner = self._inner_functional(node.operation, args, kwargs)
             if inner is None:
                 outputs = self._new_slots(len(node.outputs))
-                self._add(node.operation, prefix + node.operation.name, args, kwargs, outputs, training, node.outputs)
+                label = prefix + node.operation.name
+                self._add(node.operation, label, args, kwargs, outputs, training, home, node.outputs)
             else:
-                outputs = self._enter(node.operation, inner, args, kwargs, prefix, training)
+                outputs = self._enter(node.operation, inner, args, kwargs, prefix, training, home)
             for tensor, slot in zip(node.outputs, outputs, strict=True):
                 slot_of[id(tensor)] = slot
         return tuple(slot_of[id(tensor)] for tensor in functional.outputs)
 
     def _enter(
-        self, model: Any, inner: Any, args: Any, kwargs: Any, prefix: str, training: bool | None
+        self, model: Any, inner: Any, args: Any, kwargs: Any, prefix: str, training: bool | None, home: int | None
     ) -> tuple[int, ...]:
         entry = ModelEntry(model, inner)
         entered = self._new_slots(len(inner.inputs))
-        self._add(entry, prefix + entry.name, args, {}, entered, training, inner.inputs)
+        number = len(self._calls)
+        self._add(entry, prefix + entry.name, args, {}, entered, training, home, inner.inputs)
         seen = keras_compat.training_seen_by(model, kwargs, training=True if training is None else training)
         forced = training if seen == (True if training is None else training) else seen
-        return self._walk(inner, entered, prefix=f"{prefix}{model.name}/", training=forced)
+        return self._walk(inner, entered, prefix=f"{prefix}{model.name}/", training=forced, home=number)
 
     def _inner_functional(self, operation: Any, args: Any, kwargs: Any) -> Any | None:
         """Return the graph of a nested model that can be flattened here; anything unusual stays one call."""
@@ -172,6 +186,7 @@ class _Flattener:
         kwargs: Any,
         outputs: tuple[int, ...],
         training: bool | None,
+        home: int | None,
         specs: Sequence[Any],
     ) -> None:
         repeat = self._labels.get(label, 0)
@@ -185,6 +200,7 @@ class _Flattener:
             self._producer[slot] = f"{number}.{position}"
         self._calls.append(
             LayerCall(
+                number=number,
                 operation=operation,
                 label=label if repeat == 0 else f"{label}#{repeat + 1}",
                 args=args,
@@ -192,6 +208,7 @@ class _Flattener:
                 inputs=inputs,
                 outputs=outputs,
                 training=training,
+                home=home,
                 signature=f"{type(operation).__name__}({reads}) -> {makes}",
             )
         )

@@ -14,6 +14,10 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import ADDITIONS, Reader
 from tf_memsaver.cost import rules
 from tf_memsaver.emission import Template
+from tf_memsaver.plain_names import Names
+
+Naming = Callable[[str], str]
+"""Returns the name to give to what has a label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,11 +27,11 @@ class Constant:
     operation: Template
     label: str
 
-    def run(self, called: str) -> tf.Tensor:
+    def run(self, named: Naming) -> tf.Tensor:
         """Emit it."""
         # Behind the gate of a replay it would be no constant to the graph optimizer, which folds constants into others.
         with tf.control_dependencies(None):
-            return self.operation.emit([], without(called, self.label))[0]
+            return self.operation.emit([], named(self.label))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,22 +45,22 @@ class Gathering:
     label: str
     after: tuple[int | Gathering, ...]
 
-    def run(self, slots: dict[int, Any], called: str) -> Any | None:
+    def run(self, slots: dict[int, Any], named: Naming) -> Any | None:
         """Emit it, or return it if another call has; None if nothing that it waits for is there."""
-        label = without(called, self.label)
+        label = named(self.label)
         graph = tf.compat.v1.get_default_graph()
         with contextlib.suppress(KeyError):
             return graph.get_operation_by_name(f"{tf.get_current_name_scope()}/{label}".lstrip("/"))
-        before = _present(self.after, slots, called)
+        before = _present(self.after, slots, named)
         with tf.control_dependencies(before):
             return tf.no_op(name=label) if before else None
 
 
-def _present(after: Sequence[int | Gathering], slots: dict[int, Any], called: str) -> list[Any]:
+def _present(after: Sequence[int | Gathering], slots: dict[int, Any], named: Naming) -> list[Any]:
     if after and keras_compat.recording_scope() is not None:
         # A segment lacks who else waits, without whom a NoOp goes away and takes what it implied along.
         after = slots_of(after)
-    found = (slots.get(each) if isinstance(each, int) else each.run(slots, called) for each in after)
+    found = (slots.get(each) if isinstance(each, int) else each.run(slots, named) for each in after)
     return [each for each in found if each is not None]
 
 
@@ -80,6 +84,9 @@ class CustomGradient:
     upstream: tuple[int, ...]
     results: tuple[int | None, ...]
 
+    def _without_function(self, label: str) -> str:
+        return without(self.function, label)
+
     def bound(self, slots: Any) -> Callable[..., list[Any]]:
         """Return the gradient function, as TensorFlow registers them, for the tensors that are in ``slots`` now."""
         seen = {slot: slots[slot] for slot in self.captured}
@@ -88,7 +95,7 @@ class CustomGradient:
             local = {**seen, **dict(zip(self.upstream, upstream, strict=True))}
             for call in self.calls:
                 # Saving asks without an operation, and puts what it gets into a function to be called again.
-                call.run(local, called="" if operation is not None else self.function)
+                call.run(local, str if operation is not None else self._without_function)
             return [None if slot is None else local[slot] for slot in self.results]
 
         return gradient
@@ -116,12 +123,12 @@ class OpCall:
     apart: bool = False
     of_tape: bool = False
 
-    def run(self, slots: dict[int, Any], called: str = "") -> None:
+    def run(self, slots: dict[int, Any], named: Naming = str) -> None:
         """Emit the operation on the tensors in ``slots`` and put what it makes there.
 
-        ``called`` is a call that its name leaves out. The names of the source matter: graph optimisation sorts by them.
+        ``named`` makes the name of its label. The names of the source matter: graph optimisation sorts by them.
         """
-        label = without(called, self.label)
+        label = named(self.label)
         for variable in self.variables:
             resource_variable_ops.variable_accessed(variable)
         if self.operation.type == "ReadVariableOp" and self.variables:
@@ -130,10 +137,10 @@ class OpCall:
             return
         for slot, constant in zip(self.inputs, self.constants, strict=True):
             if constant is not None and slot not in slots:
-                slots[slot] = constant.run(called)
+                slots[slot] = constant.run(named)
         tensors = [slots[slot] for slot in self.inputs]
         gradient = None if self.gradient is None else self.gradient.bound(slots)
-        before = _present(self.after, slots, called)
+        before = _present(self.after, slots, named)
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             made = self.operation.emit(tensors, label, gradient, self.of_tape)
         slots.update(zip(self.outputs, made, strict=True))
@@ -194,12 +201,12 @@ class GroupCall:
             if read == slot and member.operation.type not in rules.METADATA_READERS
         ]
 
-    def run(self, slots: Sequence[Any], training: bool) -> list[Any]:
+    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
         """Emit all operations; ``training`` is settled in the traced function."""
         del training
         local = {slot: slots[slot] for slot in self.inputs}
         for member in self.members:
-            member.run(local)
+            member.run(local, names.of_operation)
         return [local[slot] for slot in self.outputs]
 
 

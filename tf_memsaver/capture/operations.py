@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -268,3 +268,40 @@ def custom_gradient_bodies(
                 break
         bodies.append(sorted(body))
     return bodies
+
+
+SUMS = frozenset({"Add", "AddN", "AddV2"})
+"""Types of operations that graph optimisation joins to sums of many terms."""
+
+
+class Sum(NamedTuple):
+    """Additions that graph optimisation makes one: the last of them, and the terms of its shape."""
+
+    last: Any
+    terms: tuple[Any, ...]
+
+
+def sums_of_many(operations: Iterable[Any], readers: Mapping[int, Sequence[Any]]) -> Iterator[Sum]:
+    """Yield sums of three and more terms, whose order is part of the result; ``readers`` are those of a tensor (id).
+
+    Their kernel adds the terms in order of their names, but begins with one whose buffer it can take for the result:
+    the first that nobody else holds. So it counts who else reads a term, and when.
+    """
+
+    def terms_of(operation: Any) -> Iterator[Any]:
+        for tensor in operation.inputs:
+            if tensor.op.type in SUMS and len(readers.get(id(tensor), ())) == 1:
+                yield from terms_of(tensor.op)
+            else:
+                yield tensor
+
+    for operation in operations:
+        if operation.type not in SUMS:
+            continue
+        only = readers.get(id(operation.outputs[0]), ())
+        if len(only) != 1 or only[0].type not in SUMS:
+            shape = operation.outputs[0].shape
+            alike = (tensor for tensor in terms_of(operation) if tensor.shape.rank == shape.rank)
+            terms = tuple(tensor for tensor in alike if shape.rank is None or list(tensor.shape) == list(shape))
+            if len(terms) > 2:
+                yield Sum(operation, terms)

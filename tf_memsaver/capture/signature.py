@@ -57,7 +57,9 @@ def signature_of(model: Any) -> Signature:
     check_model(model)
     functional = _graph_of(model)
     if functional is not None:
-        return Signature(_single(functional.input), _single(functional.output), list(functional.output_names))
+        outputs = _single(functional.output)
+        names = sorted(outputs) if isinstance(outputs, dict) else functional.output_names
+        return Signature(_single(functional.input), outputs, list(names))
     if model not in _NOTED:
         raise UnsupportedModelError(
             f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
@@ -88,7 +90,7 @@ def note_inputs(model: Any, inputs: Any) -> None:
     trace_call(model, traced, keras.tree.flatten(specs))
     outputs = found[-1]
     numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
-    _NOTED[model] = Signature(specs, outputs, list(outputs) if isinstance(outputs, dict) else numbered)
+    _NOTED[model] = Signature(specs, outputs, sorted(outputs) if isinstance(outputs, dict) else numbered)
 
 
 def share_signature(source: Any, target: Any) -> None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.plain_names import Names
 
 Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 """Makes the placeholders of a step."""
@@ -198,11 +199,12 @@ class _Tracer:
     def _forward(self) -> list[tuple[Any, list[Any], list[Any]]]:
         self._loss_tensors: list[Any] = []
         tapes = []
+        names = Names.of_model()
         for unit, call in enumerate(self._sequence.calls):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
             with tf.GradientTape() as tape:
                 tape.watch(differentiable)
-                made = call.run(self._slots, training=True)
+                made = call.run(self._slots, training=True, names=names)
             added = [
                 t for t in self._source.losses_of(call.operation) if all(t is not seen for seen in self._loss_tensors)
             ]

@@ -8,9 +8,10 @@ held. It runs inside a scope that catches updates and losses; they are applied o
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,8 +19,9 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import Call, CallSequence
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.keras_compat import RecordingScope
+from tf_memsaver.plain_names import Names, plain_name
 from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.runtime import FIRST_RUN, Shared, Tensors, plain_name, recompute
+from tf_memsaver.runtime import Shared, Tensors, recompute
 
 
 class SegmentedForward:
@@ -32,7 +34,7 @@ class SegmentedForward:
           PlanMismatchError: a recompute segment holds a layer call that makes an output of the model.
         """
         self._sequence = sequence
-        readers = _last_readers(sequence)
+        readers = _Readers.of(sequence)
         self._blocks = tuple(_Block.build(sequence, segment, readers) for segment in segments)
 
     def __call__(self, inputs: Sequence[Any], training: bool) -> list[Any]:
@@ -46,20 +48,37 @@ class SegmentedForward:
         return [slots[slot] for slot in self._sequence.outputs]
 
 
-def _last_readers(sequence: CallSequence) -> list[int]:
-    """Return, for each slot, the index of the last call that reads it; past the end for the model's outputs."""
-    last = [-1] * sequence.slot_count
-    for index, call in enumerate(sequence.calls):
-        for slot in call.inputs:
-            last[slot] = index
-    for slot in sequence.outputs:
-        last[slot] = len(sequence.calls)
-    return last
+class _Readers(NamedTuple):
+    """Who reads what: the last call that reads a slot, and how many calls list a variable (by id).
+
+    The model's outputs are read past the end.
+    """
+
+    last: Sequence[int]
+    of_variable: Counter[int]
+
+    @classmethod
+    def of(cls, sequence: CallSequence) -> _Readers:
+        last = [-1] * sequence.slot_count
+        for index, call in enumerate(sequence.calls):
+            for slot in call.inputs:
+                last[slot] = index
+        for slot in sequence.outputs:
+            last[slot] = len(sequence.calls)
+        return cls(last, Counter(id(v) for call in sequence.calls for v in _variables(call)))
+
+
+def _variables(call: Call) -> Sequence[Any]:
+    return getattr(call.operation, "variables", ())
 
 
 @dataclass(slots=True)
 class _Block:
-    """A segment with what it reads and makes. ``variables`` grows when a run meets one that its layers do not list."""
+    """A segment with what it reads and makes.
+
+    ``variables`` grows when a run meets one that its layers do not list; ``own_variables`` (ids) are those that no
+    other call lists.
+    """
 
     segment: Segment
     calls: tuple[tuple[Call, tuple[int, ...]], ...]
@@ -73,13 +92,14 @@ class _Block:
     forward_first: bool | None
     gradient_names: dict[int, str]
     variables: list[Any] = field(default_factory=list)
+    own_variables: frozenset[int] = frozenset()
 
     @classmethod
-    def build(cls, sequence: CallSequence, segment: Segment, last_readers: Sequence[int]) -> _Block:
+    def build(cls, sequence: CallSequence, segment: Segment, readers: _Readers) -> _Block:
         calls = sequence.calls[segment.start : segment.stop]
         made = {slot for call in calls for slot in call.outputs}
         read = dict.fromkeys(slot for call in calls for slot in call.inputs if slot not in made)
-        kept = tuple(slot for call in calls for slot in call.outputs if last_readers[slot] >= segment.stop)
+        kept = tuple(slot for call in calls for slot in call.outputs if readers.last[slot] >= segment.stop)
         if segment.mode is SegmentMode.RECOMPUTE:
             for call in calls:
                 if set(call.outputs) & set(sequence.outputs):
@@ -88,47 +108,44 @@ class _Block:
                         f"segment"
                     )
         ends = [
-            tuple(slot for slot in {*call.inputs, *call.outputs} if last_readers[slot] <= index)
+            tuple(slot for slot in {*call.inputs, *call.outputs} if readers.last[slot] <= index)
             for index, call in enumerate(calls, segment.start)
         ]
         # What is read here and behind is passed on, so that its gradient is one sum: see capture.cuts.
         fixed = sequence.resident.union(sequence.outputs)
-        passed_on = tuple(slot for slot in read if last_readers[slot] >= segment.stop and slot not in fixed)
+        passed_on = tuple(slot for slot in read if readers.last[slot] >= segment.stop and slot not in fixed)
         block = cls(
             segment=segment,
             calls=tuple(zip(calls, ends, strict=True)),
-            children=tuple(cls.build(sequence, child, last_readers) for child in segment.children),
+            children=tuple(cls.build(sequence, child, readers) for child in segment.children),
             inputs=tuple(read),
             outputs=(*kept, *passed_on),
             passed_on=passed_on,
-            spent=tuple(slot for slot in read if last_readers[slot] < segment.stop),
+            spent=tuple(slot for slot in read if readers.last[slot] < segment.stop),
             weights=sequence.weights,
             resident=sequence.resident - sequence.weights,
             forward_first=sequence.forward_first,
             gradient_names={slot: _gradient_name(sequence, slot, segment.stop) for slot in (*kept, *passed_on)},
         )
-        block._list_variables(calls)
+        block.variables = list({id(v): v for call in calls for v in _variables(call)}.values())
+        block.own_variables = frozenset(id(v) for v in block.variables if readers.of_variable[id(v)] == 1)
         return block
-
-    def _list_variables(self, calls: Sequence[Call]) -> None:
-        variables = {id(v): v for call in calls for v in getattr(call.operation, "variables", ())}
-        self.variables = list(variables.values())
 
     def run(self, slots: list[Any], training: bool, shared: Shared) -> None:
         """Run on the tensors in ``slots`` and put the outputs there, dropping what no later call reads."""
         if self.segment.mode is SegmentMode.STORE:
-            self.run_calls(slots, training)
+            self.run_calls(slots, training, shared.names)
         else:
             while not self._run_recomputed(slots, training, shared):
                 pass
 
-    def run_calls(self, slots: list[Any], training: bool) -> None:
+    def run_calls(self, slots: list[Any], training: bool, names: Names) -> None:
         """Run the calls one by one; trained as they stand, or inside an enclosing segment's replay."""
         scope = keras_compat.recording_scope()
         for call, ends in self.calls:
             if scope is not None:
                 scope.operation = call.operation
-            for slot, tensor in zip(call.outputs, call.run(slots, training), strict=True):
+            for slot, tensor in zip(call.outputs, call.run(slots, training, names), strict=True):
                 slots[slot] = tensor
             for slot in ends:
                 slots[slot] = None
@@ -136,7 +153,7 @@ class _Block:
     def run_inside(self, slots: list[Any], training: bool, shared: Shared) -> None:
         """Run what the segment consists of: its children, or its calls."""
         if not self.children:
-            self.run_calls(slots, training)
+            self.run_calls(slots, training, shared.names)
         for child in self.children:
             child.run(slots, training, shared)
 
@@ -185,12 +202,12 @@ class _Run:
         state: Sequence[tuple[Any, tf.Tensor]],
         shared: Shared,
     ) -> None:
-        self._shared = shared
+        self._shared, self._names = shared, shared.names.first_run()
         self._block, self._training, self._weights, self._state = block, training, tuple(weights), tuple(state)
         self._environment = keras_compat.current_environment(training)
         self._slot_count = len(slots)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._name_scope = tf.get_current_name_scope().removesuffix(FIRST_RUN).rstrip("/")
+        self._name_scope = tf.get_current_name_scope()
         _refuse_composites(block, slots)
         entering = [slot for slot in block.inputs if slot not in block.resident]
         floats = [slot for slot in entering if _is_differentiable(slots[slot])]
@@ -204,6 +221,7 @@ class _Run:
         self._masked_slots = tuple(slot for slot, mask in masks if mask is not None)
         self._held = [slots[slot] for slot in self._other_slots] + [mask for _, mask in masks if mask is not None]
         self._held_variables: list[Any] = []
+        self._read_again: list[int] = []
         self._float_outputs: tuple[int, ...] = ()
         self._others: list[tuple[int, Any]] = []
         self._masks: list[tuple[int, Any]] = []
@@ -221,10 +239,10 @@ class _Run:
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         given = [*zip(self._weights, weights, strict=False), *self._state]
-        with tf.name_scope(f"{self._name_scope}/{FIRST_RUN}/".lstrip("/")):
-            slots, scope = self._run(inputs, weights, self._held, given)
+        slots, scope = self._run(inputs, weights, self._held, given, self._names)
         if scope.unlisted:
             raise _UnlistedVariablesError(scope.unlisted)
+        self._read_again = [p for p, v in enumerate(self._weights) for _ in range(scope.times_read(v) - 1)]
         listed = {id(v) for v in self._weights}
         mapping = [(v, tensor) for v, tensor in scope.mapping() if id(v) not in listed]
         self._held_variables = [v for v, _ in mapping]
@@ -239,22 +257,31 @@ class _Run:
         self._loss_owners = [owner for owner, _ in losses]
         return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in losses]
 
+    def read_again(self) -> list[tuple[int, tf.Tensor]]:
+        return [(place, keras_compat.read_variable(self._weights[place])) for place in self._read_again]
+
+    def is_read_elsewhere(self, place: int) -> bool:
+        return place < len(self._weights) and id(self._weights[place]) not in self._block.own_variables
+
     def held(self) -> list[tf.Tensor]:
         return self._held
 
     def replay(self, inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tensor]:
         fixed = len(held) - len(self._held_variables)
+        again = len(self._read_again)
         given = [
-            *zip(self._weights, weights, strict=False),
+            *zip(self._weights, weights[again:], strict=False),
+            *zip((self._weights[place] for place in self._read_again), reversed(weights[:again]), strict=True),
             *zip(self._held_variables, held[fixed:], strict=True),
         ]
         # What is differentiated, the replay, takes the names of the plain step, and the first run other ones.
-        with tf.name_scope(plain_name(self._name_scope, self._graph, self.forward_first)):
-            slots, scope = self._run(inputs, weights, held[:fixed], given)
+        home = plain_name(self._name_scope, self._graph, self.forward_first)
+        with tf.name_scope(home):
+            slots, scope = self._run(inputs, weights[again:], held[:fixed], given, self._names.replay(home.rstrip("/")))
         return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in scope.losses_added()]
 
     def _run(
-        self, inputs: Tensors, weights: Tensors, held: Tensors, given: list[tuple[Any, Any]]
+        self, inputs: Tensors, weights: Tensors, held: Tensors, given: list[tuple[Any, Any]], names: Names
     ) -> tuple[list[Any], RecordingScope]:
         slots: list[Any] = [None] * self._slot_count
         for slot, tensor in self._resident.items():
@@ -269,7 +296,7 @@ class _Run:
             keras_compat.set_keras_mask(slots[slot], mask)
         scope = RecordingScope(given)
         with scope, keras_compat.call_environment(self._environment):
-            self._block.run_inside(slots, self._training, self._shared)
+            self._block.run_inside(slots, self._training, replace(self._shared, names=names))
             for slot in self._block.passed_on:
                 slots[slot] = _passed_on(slots[slot])
         return slots, scope

@@ -1,0 +1,195 @@
+"""Train models in every way that people train them, plain and optimized, and compare what comes out, bit by bit.
+
+Usage: python tools/conformance.py [--groups=modes,precisions] [--models=albert] [--modes=fit] [--output=FILE.json]
+
+A cell is a model, a mode, a precision, a strategy and a granularity. Its two variants, the plain model and one by the
+plan of least peak, are trained for five steps in a process each. Losses, gradients (where the mode shows them),
+weights, state and optimizer slots are compared: by bits or, where XLA compiles the step, by the largest difference in
+units in the last place of a tensor's largest number. Results go to a JSON file, and as Markdown tables to stdout. The
+exit code is 1 if a cell failed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402 - the path comes first
+from absl import app, flags  # noqa: E402
+from rich.progress import track  # noqa: E402
+
+from tf_memsaver.units import format_bytes  # noqa: E402
+from tools.conformance_cell import MODES, Cell, run_variant  # noqa: E402
+from tools.conformance_models import APPLICATIONS, SMALL  # noqa: E402
+from tools.machine import machine  # noqa: E402
+
+_RESULTS = ROOT / "tools" / "results" / "conformance.json"
+_OUTPUT = flags.DEFINE_string("output", str(_RESULTS), "where to write the JSON")
+_GROUPS = flags.DEFINE_list("groups", [], "parts of the matrix (default: all)")
+_MODELS = flags.DEFINE_list("models", [], "names of models (default: all)")
+_MODES = flags.DEFINE_list("modes", [], "names of modes (default: all)")
+_JOBS = flags.DEFINE_integer("jobs", 2, "processes at a time", lower_bound=1)
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+"""Each process is a copy of one that has imported TensorFlow and done nothing with it."""
+
+_OF_CLASSES = ("sequential", "residual", "text_classifier", "frozen_backbone", "partly_frozen")
+"""Models with one class for a sample, which can be weighted."""
+
+_LARGEST_UNITS = 2.0**12
+"""What XLA's other order of work may make of five steps in float32, in units of a tensor's largest number."""
+
+
+def _trained_by(model: str, mode: str) -> bool:
+    if mode == "class_weight":
+        return model in _OF_CLASSES
+    return mode != "sample_weight" or model != "dictionaries"
+
+
+def _groups() -> dict[str, list[Cell]]:
+    modes = [Cell(model, mode) for model in SMALL for mode in MODES if _trained_by(model, mode)]
+    precise = ("loop_function", "fit", "fit_xla")
+    precisions = [
+        Cell(model, mode, precision)
+        for precision in ("mixed_float16", "mixed_bfloat16", "float64")
+        for model in SMALL
+        for mode in precise
+        if model != "layer_policies"
+    ]
+    return {
+        "modes": modes,
+        "precisions": precisions,
+        "strategies": [Cell(model, mode, strategy="mirrored") for model in SMALL for mode in ("fit", "fit_xla")],
+        "operations": [Cell(model, mode, granularity="op") for model in SMALL for mode in ("loop_function", "fit")],
+        "applications": [Cell(model, "fit") for model in APPLICATIONS],
+    }
+
+
+def cells() -> list[Cell]:
+    """Return the cells that were asked for."""
+    groups = _groups()
+    chosen = [cell for name in (_GROUPS.value or groups) for cell in groups[name]]
+    return [
+        cell
+        for cell in dict.fromkeys(chosen)
+        if (not _MODELS.value or cell.model in _MODELS.value) and (not _MODES.value or cell.mode in _MODES.value)
+    ]
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Train both variants of a cell, each in a process of its own; return the row of the table."""
+    with tempfile.TemporaryDirectory(prefix="conformance_") as name:
+        folder = Path(name)
+        facts = {variant: _train(cell, variant, folder) for variant in ("plain", "optimized")}
+        row: dict[str, Any] = {**cell._asdict(), **_outcome(cell, facts, folder)}
+    return row
+
+
+def _train(cell: Cell, variant: str, folder: Path) -> dict[str, Any]:
+    process = _PROCESSES.Process(target=run_variant, args=(cell, variant, folder))
+    process.start()
+    process.join()
+    written = folder / f"{variant}.json"
+    if not written.exists():
+        return {"error": "exit", "message": f"the process ended with code {process.exitcode}"}
+    facts: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
+    return facts
+
+
+def _outcome(cell: Cell, facts: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
+    plain, optimized = facts["plain"], facts["optimized"]
+    if "error" in plain:
+        return {"outcome": "plain fails", "error": plain["error"], "message": plain["message"]}
+    if "error" in optimized:
+        refused = optimized["error"].endswith("Error") and optimized["error"] in _REFUSALS
+        return {
+            "outcome": "refused" if refused else "FAILED",
+            "error": optimized["error"],
+            "message": optimized["message"],
+        }
+    with np.load(folder / "plain.npz") as left, np.load(folder / "optimized.npz") as right:
+        compared = compare(dict(left), dict(right))
+    found = {
+        "tensors": len(compared),
+        "units": max(compared.values()),
+        "differing": [name.replace("|", "/") for name, units in compared.items() if units][:3],
+        "recomputed": optimized["recomputed"],
+        "plain_peak": plain["peak_bytes"],
+        "peak": optimized["peak_bytes"],
+    }
+    agree = found["units"] <= (_LARGEST_UNITS if cell.compiled else 0)
+    return {"outcome": ("identical" if not found["units"] else "close") if agree else "FAILED", **found}
+
+
+_REFUSALS = ("UnsupportedModelError", "SecondDerivativeError", "InvalidRequestError")
+
+
+def compare(left: dict[str, Any], right: dict[str, Any]) -> dict[str, float]:
+    """Return, by name, the largest difference in units in the last place of the largest number; inf where none is.
+
+    Zero stands for equal bits.
+    """
+    return {name: _difference(left.get(name), right.get(name)) for name in {**left, **right}}
+
+
+def _difference(left: Any, right: Any) -> float:
+    if left is None or right is None or left.dtype != right.dtype or left.shape != right.shape:
+        return float("inf")
+    if left.tobytes() == right.tobytes():
+        return 0.0
+    if left.dtype.kind != "f":
+        return float("inf")
+    unit = float(np.spacing(np.max(np.abs(left))))
+    with np.errstate(invalid="ignore"):
+        largest = float(np.max(np.abs(left.astype(np.float64) - right.astype(np.float64)))) / unit
+    return max(largest, 1e-9) if np.isfinite(largest) else float("inf")
+
+
+# Reporting ------------------------------------------------------------------------------------------------------------
+
+
+def table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
+    yield "| model | mode | precision | strategy | granularity | parity | recomputed | plain peak | peak |"
+    yield "|---|---|---|---|---|---|---:|---:|---:|"
+    for row in rows:
+        place = " | ".join(str(row[name]) for name in Cell._fields)
+        if "units" not in row:
+            yield f"| {place} | {row['outcome']}: {row['error']} | | | |"
+            continue
+        parity = row["outcome"] if row["outcome"] == "identical" else f"{row['outcome']}, {row['units']:.3g} units"
+        peaks = f"{format_bytes(row['plain_peak'])} | {format_bytes(row['peak'])}"
+        yield f"| {place} | {parity} | {row['recomputed']} | {peaks} |"
+
+
+def main(_: list[str]) -> None:
+    """Run the cells and report."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    _PROCESSES.set_forkserver_preload(["tensorflow", "keras", "tf_memsaver", "tools.conformance_cell"])
+    chosen = cells()
+    with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as pool:
+        rows = list(track(pool.map(run, chosen), description="cells", total=len(chosen)))
+    failed = [row for row in rows if row["outcome"] == "FAILED"]
+    document = {"machine": machine(), "failed": len(failed), "rows": rows}
+    Path(_OUTPUT.value).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(table(rows)))
+    for row in failed:
+        print(json.dumps(row), file=sys.stderr)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,266 @@
+"""One cell of the conformance matrix: train a model in one way, plain or optimized, and write down what came out.
+
+Weights, optimizer slots and state are those after five steps; loops that see them also note losses and gradients. The
+measured peak is that of the last two steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+STEPS, WARM = 5, 3
+
+Record = dict[str, Any]
+"""What training left: arrays by name."""
+
+
+class Cell(NamedTuple):
+    """A place in the matrix."""
+
+    model: str
+    mode: str
+    precision: str = "float32"
+    strategy: str = "none"
+    granularity: str = "layer"
+
+    @property
+    def name(self) -> str:
+        """What tables and files call it."""
+        return "-".join(self)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether XLA compiles the step, so that results agree but for rounding."""
+        return self.mode in ("fit_xla", "loop_xla")
+
+
+class Mode(NamedTuple):
+    """How a step is run."""
+
+    run: Callable[[Any, Any, int], Record]
+    optimizer: Mapping[str, Any] = MappingProxyType({})
+    compile: Mapping[str, Any] = MappingProxyType({})
+
+
+# Ways to train --------------------------------------------------------------------------------------------------------
+
+
+def _batches(model: Any, size: int) -> list[tuple[Any, Any]]:
+    from tf_memsaver.capture.batch import synthetic_batch
+
+    return [synthetic_batch(model, size, seed=number) for number in range(STEPS)]
+
+
+def _joined(parts: list[Any]) -> Any:
+    import keras
+
+    return keras.tree.map_structure(lambda *each: np.concatenate(each), *parts)
+
+
+def _fit(model: Any, strategy: Any, size: int, **options: Any) -> Record:
+    """Return the losses of two calls of ``fit``; ``options`` are functions of the number of samples."""
+    batches = _batches(model, size)
+    found: Record = {}
+    for name, part in (("warm", batches[:WARM]), ("measured", batches[WARM:])):
+        if name == "measured":
+            _reset_peak()
+        x, y = _joined([x for x, _ in part]), _joined([y for _, y in part])
+        given = {key: value(len(part) * size) for key, value in options.items()}
+        history = model.fit(x, y, batch_size=size, shuffle=False, verbose=0, **given).history
+        found.update({f"{name}/{key}": np.asarray(values) for key, values in history.items()})
+    return found
+
+
+def _fit_dataset(model: Any, strategy: Any, size: int) -> Record:
+    """As ``_fit``, from a tf.data.Dataset whose last batch is smaller."""
+    import tensorflow as tf
+
+    x, y = (_joined(list(parts)) for parts in zip(*_batches(model, size), strict=True))
+    count = (STEPS - 1) * size + size // 2
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).take(count).batch(size)
+    history = model.fit(dataset, epochs=2, verbose=0).history
+    return {key: np.asarray(values) for key, values in history.items()}
+
+
+def _train_on_batch(model: Any, strategy: Any, size: int) -> Record:
+    found = {}
+    for number, (x, y) in enumerate(_batches(model, size)):
+        if number == WARM:
+            _reset_peak()
+        found[f"loss{number}"] = np.asarray(model.train_on_batch(x, y))
+    return found
+
+
+def _then_evaluate_and_predict(model: Any, strategy: Any, size: int) -> Record:
+    import keras
+
+    found = _fit(model, strategy, size)
+    x, y = _batches(model, size)[0]
+    found["evaluate"] = np.asarray(model.evaluate(x, y, batch_size=size, verbose=0))
+    for number, output in enumerate(keras.tree.flatten(model.predict(x, batch_size=size, verbose=0))):
+        found[f"predict{number}"] = output
+    return found
+
+
+def _loop(wrap: Callable[[Any], Any]) -> Callable[[Any, Any, int], Record]:
+    def run(model: Any, strategy: Any, size: int) -> Record:
+        import tensorflow as tf
+
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True), training=True)
+                scaled = model.optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
+            pairs = zip(gradients, model.trainable_variables, strict=True)
+            model.optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
+            return loss, gradients
+
+        batches, train = _batches(model, size), wrap(step)
+        found = {}
+        for number, (x, y) in enumerate(batches):
+            if number == WARM:
+                _reset_peak()
+            loss, gradients = train(x, y)
+            found[f"loss{number}"] = loss.numpy()
+            for place, gradient in enumerate(gradients):
+                if gradient is not None:
+                    found[f"gradient{number}/{place}"] = tf.convert_to_tensor(gradient).numpy()
+            del gradients
+        return found
+
+    return run
+
+
+def _as_function(**options: Any) -> Callable[[Any], Any]:
+    def wrap(step: Any) -> Any:
+        import tensorflow as tf
+
+        # The batch dimension is free, as in fit: with all shapes known, TensorFlow may add in order of arrival.
+        return tf.function(step, reduce_retracing=True, **options)
+
+    return wrap
+
+
+MODES: dict[str, Mode] = {
+    "loop_eager": Mode(_loop(lambda step: step)),
+    "loop_function": Mode(_loop(_as_function())),
+    "loop_xla": Mode(_loop(_as_function(jit_compile=True))),
+    "fit": Mode(_fit, compile={"jit_compile": False}),
+    "fit_xla": Mode(_fit, compile={"jit_compile": True}),
+    "fit_auto": Mode(_fit, compile={"jit_compile": "auto"}),
+    "fit_eager": Mode(_fit, compile={"run_eagerly": True}),
+    "fit_3_steps": Mode(_fit, compile={"jit_compile": False, "steps_per_execution": 3}),
+    "fit_dataset": Mode(_fit_dataset, compile={"jit_compile": False}),
+    "clipping": Mode(_fit, {"global_clipnorm": 0.1}, {"jit_compile": False}),
+    "accumulation": Mode(_fit, {"gradient_accumulation_steps": 2}, {"jit_compile": False}),
+    "ema": Mode(_fit, {"use_ema": True, "ema_overwrite_frequency": 2}, {"jit_compile": False}),
+    "weight_decay": Mode(_fit, {"weight_decay": 0.01}, {"jit_compile": False}),
+    "sample_weight": Mode(
+        partial(_fit, sample_weight=lambda count: np.arange(count) % 3 + 0.5), compile={"jit_compile": False}
+    ),
+    "class_weight": Mode(partial(_fit, class_weight=lambda _: {0: 2.0, 1: 0.5}), compile={"jit_compile": False}),
+    "train_on_batch": Mode(_train_on_batch, compile={"jit_compile": False}),
+    "evaluate_predict": Mode(_then_evaluate_and_predict, compile={"jit_compile": False}),
+}
+
+
+# One cell -------------------------------------------------------------------------------------------------------------
+
+
+def _reset_peak() -> None:
+    import tensorflow as tf
+
+    tf.config.experimental.reset_memory_stats("CPU:0")
+
+
+def _peak() -> int:
+    import tensorflow as tf
+
+    return int(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+
+
+def _scope(strategy: str) -> Any:
+    import tensorflow as tf
+
+    if strategy == "none":
+        return tf.distribute.get_strategy()
+    if strategy == "mirrored":
+        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    raise ValueError(f"unknown strategy {strategy!r}")
+
+
+def _set_precision(precision: str) -> None:
+    import keras
+
+    keras.config.set_floatx("float64" if precision == "float64" else "float32")
+    keras.config.set_dtype_policy(precision)
+
+
+def _model(cell: Cell) -> Any:
+    """Return the plain model, compiled."""
+    import keras
+
+    from tools.conformance_models import MODELS
+
+    case, mode = MODELS[cell.model], MODES[cell.mode]
+    keras.utils.set_random_seed(0)
+    model = case.build()
+    # Adam makes whole steps of the rounding noise of gradients that are zero, as behind a BatchNorm.
+    kind = keras.optimizers.SGD if cell.compiled else keras.optimizers.Adam
+    momentum = {"momentum": 0.9} if cell.compiled else {}
+    loss = case.loss() if callable(case.loss) else case.loss
+    model.compile(kind(0.01, **momentum, **mode.optimizer), loss, **mode.compile)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def train(cell: Cell, optimized: bool) -> tuple[Record, dict[str, Any]]:
+    """Train a model as the cell says; return what training left, and the peak and the plan."""
+    import tf_memsaver
+    from tools.conformance_models import MODELS
+
+    _set_precision(cell.precision)
+    strategy = _scope(cell.strategy)
+    size = MODELS[cell.model].batch_size
+    facts: dict[str, Any] = {}
+    with strategy.scope():
+        model = _model(cell)
+        if optimized:
+            model = tf_memsaver.optimize(
+                model,
+                batch_size=size // strategy.num_replicas_in_sync,
+                strategy="min_peak",
+                granularity=cell.granularity,
+            )
+            facts["recomputed"] = len(model.memsaver_plan.recomputed)
+    record = MODES[cell.mode].run(model, strategy, size)
+    facts["peak_bytes"] = _peak()
+    for number, variable in enumerate(model.variables):
+        record[f"variable{number}/{variable.path}"] = variable.numpy()
+    for number, variable in enumerate(model.optimizer.variables):
+        record[f"slot{number}/{variable.path}"] = variable.numpy()
+    return record, facts
+
+
+def run_variant(cell: Cell, variant: str, folder: Path) -> None:
+    """Run a variant of a cell in this process; write ``VARIANT.npz`` and ``VARIANT.json`` to the folder."""
+    import tensorflow as tf
+
+    if cell.strategy == "mirrored":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    try:
+        record, facts = train(cell, optimized=variant == "optimized")
+        arrays: dict[str, Any] = {name.replace("/", "|"): np.asarray(value) for name, value in record.items()}
+        np.savez(folder / f"{variant}.npz", **arrays)
+    except Exception as error:  # A cell that fails is a row of the table.
+        facts = {"error": type(error).__name__, "message": str(error)[-600:]}
+    (folder / f"{variant}.json").write_text(json.dumps(facts), encoding="utf-8")
