@@ -38,7 +38,7 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
         ["'out/'", "no space left", "Nothing was left"],
     ),
     (errors.OutputExistsError("out/"), {"path": "out/"}, ["'out/'", "overwrit"]),
-    (errors.SecondDerivativeError(), {}, ["second derivatives", "strip"]),
+    (errors.SecondDerivativeError(), {}, ["neither second", "strip"]),
 ]
 
 

@@ -101,7 +101,7 @@ class SecondDerivativeError(MemsaverError):
 
     def __str__(self) -> str:
         return (
-            "second derivatives through a recompute segment are not supported. "
+            "neither second nor forward-mode derivatives can be taken through a recompute segment. "
             "Use tf_memsaver.strip(model) for the part of the training that needs them."
         )
 

@@ -136,8 +136,12 @@ def _with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Se
             scope = f"{_maker(outputs[0]).name}/" if outputs else None
             with tf.compat.v1.get_default_graph().gradient_override_map(overridden), tf.name_scope(scope or "segment"):
                 passed = tf.identity_n([*outputs, *inputs])[: len(outputs)]
-    record_operation("segment", passed, list(inputs), gradient)
+    record_operation("segment", passed, list(inputs), gradient, _forward_mode)
     return passed
+
+
+def _forward_mode(*_: Any) -> Any:
+    raise SecondDerivativeError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -226,12 +230,14 @@ def _replay_gradients(
     found = [gradient for gradient in gradients if gradient is not None]
     passed = iter(_with_gradient(found, [*arrived, *inputs, *weights], second))
     guarded = [None if gradient is None else next(passed) for gradient in gradients]
-    if not tf.executing_eagerly():
-        for place, variable in enumerate(first.variables, len(inputs)):
-            several = first.variables.count(variable) > 1 or function.is_read_elsewhere(variable)
-            if several and guarded[place] is not None:
-                guarded[place] = _as_term(guarded[place], shared.gates)
-    return guarded
+    if tf.executing_eagerly():
+        return guarded
+    terms = [_may_be_summed(tensor, first.operations) for tensor in inputs]
+    terms += [first.variables.count(each) > 1 or function.is_read_elsewhere(each) for each in first.variables]
+    return [
+        _as_term(gradient, shared.gates) if term and gradient is not None else gradient
+        for gradient, term in zip(guarded, terms, strict=True)
+    ]
 
 
 def _replay(
@@ -381,8 +387,17 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
         return behind(gate, gradient, _ARRIVED)
 
 
+def _may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
+    """Whether the gradient of what a segment reads may become a term of a sum outside, as it is."""
+    inside = {id(operation) for operation in segment}
+    if any(id(reader) not in inside and reader.type != "IdentityN" for reader in tensor.consumers()):
+        return True
+    # The replay of another segment names what arrives itself.
+    return tensor.op.type != "IdentityN" and _first_to_change(tensor).type not in _OWN_GRADIENT_OPS
+
+
 def _as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
-    """Return the gradient of a weight, as a term of a sum that is sorted by name: under its name in the plain step."""
+    """Return a gradient as a term of a sum that is sorted by name: under its name in the plain step."""
     gate = gates.gate([gates.first_elements([gradient])])
     with tf.name_scope(f"{_maker(gradient).name}/"):
         return behind(gate, gradient, _READY)

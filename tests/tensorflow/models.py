@@ -61,7 +61,7 @@ class Counter(layers.Layer):
     def call(self, x: Any, training: bool = False) -> Any:
         if training:
             self.calls.assign(self.calls + 1)
-            self.average.assign(0.5 * self.average + keras.ops.mean(x, axis=0))
+            self.average.assign(0.5 * self.average + keras.ops.mean(x, axis=tuple(range(len(x.shape) - 1))))
         return keras.ops.tanh(x - self.average) * (1.0 + keras.ops.cast(self.calls, x.dtype))
 
 

@@ -42,8 +42,11 @@ def _splitting_positions(step: TracedStep, unit_count: int) -> set[int]:
     """
     readers = _reads_by_unit(step)
     splitting: set[int] = set()
-    for tensor in (t for made in step.boundary for t in made if isinstance(t, tf.Tensor)):
+    for maker, tensor in ((u, t) for u, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)):
         units = sorted({unit_count if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
+        if units and (id(tensor), maker) in readers:
+            # A penalty of what a layer returns, for one.
+            units.insert(0, maker)
         terms = [max(1, len(readers.get((id(tensor), unit), ()))) for unit in units]
         if sum(terms) > 2 and len(units) > 1:
             last = readers.get((id(tensor), units[-1]), [])

@@ -9,6 +9,7 @@ original is untouched.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -180,6 +181,7 @@ def _optimized_class(base: Any) -> type:
         attributes = {
             "__module__": base.__module__,
             "__qualname__": base.__qualname__,
+            "__new__": _new,
             "memsaver_base": base,
             "memsaver_parameters": frozenset(inspect.signature(base.call).parameters),
         }
@@ -187,6 +189,18 @@ def _optimized_class(base: Any) -> type:
         keras_compat.serialize_class_as(made, OptimizedModel)
         _CLASSES[base] = made
     return _CLASSES[base]
+
+
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what the constructor makes: a plain model, as for ``keras.models.clone_model``; it knows of no plan."""
+    if not args and not kwargs:
+        return cls.memsaver_base.__new__(cls)
+    warnings.warn(
+        f"this copy of an optimized {cls.__name__} is a plain model and trains without the plan. "
+        f"Give it one: tf_memsaver.apply_plan(copy, model.memsaver_plan).",
+        stacklevel=2,
+    )
+    return cls.memsaver_base(*args, **kwargs)
 
 
 def _same_model(model: Any, cls: Any) -> Any:

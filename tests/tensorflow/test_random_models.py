@@ -1,0 +1,50 @@
+"""Random models by random plans train as they do without.
+
+``RANDOM_MODELS=200 pytest tests/tensorflow/test_random_models.py`` tries as many as that.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, note, seed, settings
+from hypothesis import strategies as st
+
+from tests.tensorflow.plans import plan_of
+from tests.tensorflow.random_models import random_model, random_segments
+from tests.tensorflow.training import assert_identical, train
+from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.layer_calls import list_layer_calls
+from tf_memsaver.plan.types import SegmentMode
+from tf_memsaver.rewrite.keras_model import make_optimized
+
+_PARTS = 5
+_SETTINGS = settings(
+    max_examples=int(os.environ.get("RANDOM_MODELS", "25")) // _PARTS,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_random_models_train_alike(part: int) -> None:
+    @seed(part)
+    @_SETTINGS
+    @given(st.data())
+    def run(data: Any) -> None:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(part)
+        model = random_model(data.draw)
+        graph = capture_graph(model, batch_size=4)
+        segments = random_segments(data.draw, graph)
+        assume(any(segment.mode is SegmentMode.RECOMPUTE for segment in segments))
+        note(f"{[unit.label for unit in graph.units]}\n{segments}")
+        optimized = make_optimized(model, plan_of(list_layer_calls(model), segments))
+        assert_identical(train(model, free_batch=True), train(optimized, free_batch=True))
+
+    run()
