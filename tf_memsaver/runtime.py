@@ -200,7 +200,8 @@ def _note_gradient(output: tf.Tensor, place: int, reached: list[int]) -> tf.Tens
         reached.append(place)
         return [upstream]
 
-    return _with_gradient([output], [output], gradient)[0]
+    passed = _with_gradient([output], [output], gradient)[0]
+    return passed if tf.executing_eagerly() else _as_term(passed)
 
 
 def _replay_gradients(
@@ -235,7 +236,7 @@ def _replay_gradients(
     terms = [_may_be_summed(tensor, first.operations) for tensor in inputs]
     terms += [first.variables.count(each) > 1 or function.is_read_elsewhere(each) for each in first.variables]
     return [
-        _as_term(gradient, shared.gates) if term and gradient is not None else gradient
+        _as_term(gradient) if term and gradient is not None else gradient
         for gradient, term in zip(guarded, terms, strict=True)
     ]
 
@@ -347,7 +348,7 @@ def _maker(tensor: tf.Tensor) -> tf.Operation:
     while True:
         operation = tensor.op
         source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
-        if operation.type == "Sub" and _COPY.search(operation.name):
+        if operation.type in ("EnsureShape", "Sub") and _COPY.search(operation.name):
             source = operation.inputs[0]
         if operation.type == "Reshape" and operation.inputs[0].op.type == "Sum":
             summed = operation.inputs[0].op.inputs[0]
@@ -358,9 +359,9 @@ def _maker(tensor: tf.Tensor) -> tf.Operation:
         tensor = source
 
 
-_ARRIVED, _READY = "arrived", "ready"
-"""Names of the copies of gradients that enter and leave a replay."""
-_COPY = re.compile(rf"/({_ARRIVED}|{_READY})(_\d+)?$")
+_ARRIVED, _READY, _TERM = "arrived", "ready", "term"
+"""Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
+_COPY = re.compile(rf"/({_ARRIVED}|{_READY}|{_TERM})(_\d+)?$")
 
 _RENAMED = ("IdentityN", "Placeholder")
 """Kinds of operations that hand a gradient over under a name of their own."""
@@ -396,11 +397,19 @@ def _may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
     return tensor.op.type != "IdentityN" and _first_to_change(tensor).type not in _OWN_GRADIENT_OPS
 
 
-def _as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
-    """Return a gradient as a term of a sum that is sorted by name: under its name in the plain step."""
-    gate = gates.gate([gates.first_elements([gradient])])
-    with tf.name_scope(f"{_maker(gradient).name}/"):
-        return behind(gate, gradient, _READY)
+def _as_term(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
+
+    Graph optimisation does not see that the operation does nothing, and its kernel copies nothing. Without a size it
+    passes on what is known of the shape.
+    """
+    if tensor.shape.rank is None:
+        return tensor
+    maker = _maker(tensor)
+    if maker.type == "Identity" and maker.inputs[0].op.type == "Placeholder":
+        maker = maker.inputs[0].op
+    with tf.name_scope(f"{maker.name}/"):
+        return tf.raw_ops.EnsureShape(input=tensor, shape=[None] * tensor.shape.rank, name=_TERM)
 
 
 def _first_to_change(tensor: tf.Tensor) -> tf.Operation:

@@ -36,9 +36,9 @@ class Cell(NamedTuple):
         return "-".join(self)
 
     @property
-    def compiled(self) -> bool:
-        """Whether XLA compiles the step, so that results agree but for rounding."""
-        return self.mode in ("fit_xla", "loop_xla")
+    def uncompiled(self) -> str:
+        """The same mode without XLA, whose results agree but for rounding; the mode itself where there is none."""
+        return {"fit_xla": "fit", "loop_xla": "loop_function", "fit_auto": "fit"}.get(self.mode, self.mode)
 
 
 class Mode(NamedTuple):
@@ -74,7 +74,7 @@ def _fit(model: Any, strategy: Any, size: int, **options: Any) -> Record:
         x, y = _joined([x for x, _ in part]), _joined([y for _, y in part])
         given = {key: value(len(part) * size) for key, value in options.items()}
         history = model.fit(x, y, batch_size=size, shuffle=False, verbose=0, **given).history
-        found.update({f"{name}/{key}": np.asarray(values) for key, values in history.items()})
+        found.update({f"{name}/{key}": np.asarray(values, np.float32) for key, values in history.items()})
     return found
 
 
@@ -84,9 +84,11 @@ def _fit_dataset(model: Any, strategy: Any, size: int) -> Record:
 
     x, y = (_joined(list(parts)) for parts in zip(*_batches(model, size), strict=True))
     count = (STEPS - 1) * size + size // 2
+    # A dataset makes one tensor of a list.
+    x = tuple(x) if isinstance(x, list) else x
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).take(count).batch(size)
     history = model.fit(dataset, epochs=2, verbose=0).history
-    return {key: np.asarray(values) for key, values in history.items()}
+    return {key: np.asarray(values, np.float32) for key, values in history.items()}
 
 
 def _train_on_batch(model: Any, strategy: Any, size: int) -> Record:
@@ -94,7 +96,7 @@ def _train_on_batch(model: Any, strategy: Any, size: int) -> Record:
     for number, (x, y) in enumerate(_batches(model, size)):
         if number == WARM:
             _reset_peak()
-        found[f"loss{number}"] = np.asarray(model.train_on_batch(x, y))
+        found[f"loss{number}"] = np.asarray(model.train_on_batch(x, y), np.float32)
     return found
 
 
@@ -103,13 +105,13 @@ def _then_evaluate_and_predict(model: Any, strategy: Any, size: int) -> Record:
 
     found = _fit(model, strategy, size)
     x, y = _batches(model, size)[0]
-    found["evaluate"] = np.asarray(model.evaluate(x, y, batch_size=size, verbose=0))
+    found["evaluate"] = np.asarray(model.evaluate(x, y, batch_size=size, verbose=0), np.float32)
     for number, output in enumerate(keras.tree.flatten(model.predict(x, batch_size=size, verbose=0))):
         found[f"predict{number}"] = output
     return found
 
 
-def _loop(wrap: Callable[[Any], Any]) -> Callable[[Any, Any, int], Record]:
+def _loop(wrap: Callable[[Any, Any], Any]) -> Callable[[Any, Any, int], Record]:
     def run(model: Any, strategy: Any, size: int) -> Record:
         import tensorflow as tf
 
@@ -122,7 +124,8 @@ def _loop(wrap: Callable[[Any], Any]) -> Callable[[Any, Any, int], Record]:
             model.optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
             return loss, gradients
 
-        batches, train = _batches(model, size), wrap(step)
+        batches = _batches(model, size)
+        train = wrap(step, batches[0])
         found = {}
         for number, (x, y) in enumerate(batches):
             if number == WARM:
@@ -138,18 +141,20 @@ def _loop(wrap: Callable[[Any], Any]) -> Callable[[Any, Any, int], Record]:
     return run
 
 
-def _as_function(**options: Any) -> Callable[[Any], Any]:
-    def wrap(step: Any) -> Any:
+def _as_function(**options: Any) -> Callable[[Any, Any], Any]:
+    def wrap(step: Any, example: Any) -> Any:
+        import keras
         import tensorflow as tf
 
         # The batch dimension is free, as in fit: with all shapes known, TensorFlow may add in order of arrival.
-        return tf.function(step, reduce_retracing=True, **options)
+        free = keras.tree.map_structure(lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), example)
+        return tf.function(step, input_signature=free, **options)
 
     return wrap
 
 
 MODES: dict[str, Mode] = {
-    "loop_eager": Mode(_loop(lambda step: step)),
+    "loop_eager": Mode(_loop(lambda step, _: step)),
     "loop_function": Mode(_loop(_as_function())),
     "loop_xla": Mode(_loop(_as_function(jit_compile=True))),
     "fit": Mode(_fit, compile={"jit_compile": False}),
@@ -203,8 +208,8 @@ def _set_precision(precision: str) -> None:
     keras.config.set_dtype_policy(precision)
 
 
-def _model(cell: Cell) -> Any:
-    """Return the plain model, compiled."""
+def _model(cell: Cell, steady: bool) -> Any:
+    """Return the plain model, compiled with Adam or, where rounding must not grow, with SGD."""
     import keras
 
     from tools.conformance_models import MODELS
@@ -213,8 +218,8 @@ def _model(cell: Cell) -> Any:
     keras.utils.set_random_seed(0)
     model = case.build()
     # Adam makes whole steps of the rounding noise of gradients that are zero, as behind a BatchNorm.
-    kind = keras.optimizers.SGD if cell.compiled else keras.optimizers.Adam
-    momentum = {"momentum": 0.9} if cell.compiled else {}
+    kind = keras.optimizers.SGD if steady else keras.optimizers.Adam
+    momentum = {"momentum": 0.9} if steady else {}
     loss = case.loss() if callable(case.loss) else case.loss
     model.compile(kind(0.01, **momentum, **mode.optimizer), loss, **mode.compile)
     if not model.optimizer.built:
@@ -222,8 +227,11 @@ def _model(cell: Cell) -> Any:
     return model
 
 
-def train(cell: Cell, optimized: bool) -> tuple[Record, dict[str, Any]]:
-    """Train a model as the cell says; return what training left, and the peak and the plan."""
+def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
+    """Train a model as the cell says; return what training left, and the peak and the plan.
+
+    ``variant`` is "plain", "optimized" or "uncompiled": the plain model in the same mode without XLA.
+    """
     import tf_memsaver
     from tools.conformance_models import MODELS
 
@@ -232,8 +240,9 @@ def train(cell: Cell, optimized: bool) -> tuple[Record, dict[str, Any]]:
     size = MODELS[cell.model].batch_size
     facts: dict[str, Any] = {}
     with strategy.scope():
-        model = _model(cell)
-        if optimized:
+        steady = cell.uncompiled != cell.mode
+        model = _model(cell._replace(mode=cell.uncompiled) if variant == "uncompiled" else cell, steady)
+        if variant == "optimized":
             model = tf_memsaver.optimize(
                 model,
                 batch_size=size // strategy.num_replicas_in_sync,
@@ -241,7 +250,7 @@ def train(cell: Cell, optimized: bool) -> tuple[Record, dict[str, Any]]:
                 granularity=cell.granularity,
             )
             facts["recomputed"] = len(model.memsaver_plan.recomputed)
-    record = MODES[cell.mode].run(model, strategy, size)
+    record = MODES[cell.uncompiled if variant == "uncompiled" else cell.mode].run(model, strategy, size)
     facts["peak_bytes"] = _peak()
     for number, variable in enumerate(model.variables):
         record[f"variable{number}/{variable.path}"] = variable.numpy()
@@ -258,7 +267,7 @@ def run_variant(cell: Cell, variant: str, folder: Path) -> None:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     try:
-        record, facts = train(cell, optimized=variant == "optimized")
+        record, facts = train(cell, variant)
         arrays: dict[str, Any] = {name.replace("/", "|"): np.asarray(value) for name, value in record.items()}
         np.savez(folder / f"{variant}.npz", **arrays)
     except Exception as error:  # A cell that fails is a row of the table.

@@ -268,7 +268,7 @@ def operators() -> Any:
     """Return operations on symbolic tensors, and sums of many terms."""
     x = inputs = keras.Input((32,))
     for _ in range(4):
-        y = layers.Dense(32)(x)
+        y = layers.Dense(32)(layers.LayerNormalization()(x))
         x = x + keras.ops.tanh(y) * 0.5 + keras.ops.square(y) / (1.0 + keras.ops.exp(-y)) + inputs
     return keras.Model(inputs, layers.Dense(4)(x))
 
