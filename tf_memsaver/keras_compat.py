@@ -229,6 +229,12 @@ def read_variable(variable: Any) -> Any:
     return tf.convert_to_tensor(variable._value if value is None else value)
 
 
+def local_variable(variable: Any) -> Any:
+    """Return the ``tf.Variable`` of a Keras variable; of one of a tf.distribute strategy, that of its first replica."""
+    value = variable.value
+    return value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value
+
+
 def losses_of(operation: Any) -> list[Any]:
     """Return the losses that ``operation`` and its sublayers have added since they were last cleared (``_losses``)."""
     layers = operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else []

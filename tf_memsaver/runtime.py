@@ -236,7 +236,7 @@ def _replay_gradients(
     terms = [_may_be_summed(tensor, first.operations) for tensor in inputs]
     terms += [first.variables.count(each) > 1 or function.is_read_elsewhere(each) for each in first.variables]
     return [
-        _as_term(gradient) if term and gradient is not None else gradient
+        _gradient_as_term(gradient, shared.gates) if term and gradient is not None else gradient
         for gradient, term in zip(guarded, terms, strict=True)
     ]
 
@@ -395,6 +395,13 @@ def _may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
         return True
     # The replay of another segment names what arrives itself.
     return tensor.op.type != "IdentityN" and _first_to_change(tensor).type not in _OWN_GRADIENT_OPS
+
+
+def _gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
+    """Return a gradient under its name in the plain step, by an operation that tells graph optimisation its shape."""
+    gate = gates.gate([gates.first_elements([gradient])])
+    with tf.name_scope(f"{_maker(gradient).name}/"):
+        return behind(gate, gradient, _TERM)
 
 
 def _as_term(tensor: tf.Tensor) -> tf.Tensor:

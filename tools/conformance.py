@@ -16,6 +16,7 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -54,7 +55,7 @@ _ALLOWANCE = 4.0
 def _trained_by(model: str, mode: str) -> bool:
     if mode == "class_weight":
         return model in _OF_CLASSES
-    return mode != "sample_weight" or model != "dictionaries"
+    return mode != "loop_distributed" and (mode != "sample_weight" or model != "dictionaries")
 
 
 def _groups() -> dict[str, list[Cell]]:
@@ -70,7 +71,15 @@ def _groups() -> dict[str, list[Cell]]:
     return {
         "modes": modes,
         "precisions": precisions,
-        "strategies": [Cell(model, mode, strategy="mirrored") for model in SMALL for mode in ("fit", "fit_xla")],
+        "strategies": [
+            Cell(model, mode, strategy=name)
+            for name, mode in (
+                ("mirrored", "fit"),
+                ("mirrored", "loop_distributed"),
+                ("multiworker", "loop_distributed"),
+            )
+            for model in SMALL
+        ],
         "operations": [Cell(model, mode, granularity="op") for model in SMALL for mode in ("loop_function", "fit")],
         "applications": [Cell(model, "fit") for model in APPLICATIONS],
     }
@@ -101,14 +110,29 @@ def run(cell: Cell) -> dict[str, Any]:
 
 
 def _train(cell: Cell, variant: str, folder: Path) -> dict[str, Any]:
-    process = _PROCESSES.Process(target=run_variant, args=(cell, variant, folder))
-    process.start()
-    process.join()
+    workers = _addresses(2) if cell.strategy == "multiworker" else []
+    processes = [
+        _PROCESSES.Process(target=run_variant, args=(cell, variant, folder, workers, number))
+        for number in range(len(workers) or 1)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
     written = folder / f"{variant}.json"
     if not written.exists():
-        return {"error": "exit", "message": f"the process ended with code {process.exitcode}"}
+        return {"error": "exit", "message": f"the process ended with code {processes[0].exitcode}"}
     facts: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     return facts
+
+
+def _addresses(count: int) -> list[str]:
+    """Return addresses on this machine that are free now."""
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    found = [f"localhost:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return found
 
 
 def _outcome(cell: Cell, facts: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:

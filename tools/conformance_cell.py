@@ -7,7 +7,8 @@ measured peak is that of the last two steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -153,10 +154,43 @@ def _as_function(**options: Any) -> Callable[[Any, Any], Any]:
     return wrap
 
 
+def _distributed_loop(model: Any, strategy: Any, size: int) -> Record:
+    """Train as users of tf.distribute write it: a tf.function around ``strategy.run``."""
+    import keras
+    import tensorflow as tf
+
+    count = strategy.num_replicas_in_sync
+
+    def replica_step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True), training=True) / count
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.run(replica_step, args=(x, y))
+
+    found: Record = {}
+    for number, batch in enumerate(_batches(model, size)):
+        if number == WARM:
+            _reset_peak()
+
+        def part(context: Any, batch: Any = batch) -> Any:
+            place = context.replica_id_in_sync_group
+            return keras.tree.map_structure(lambda t: t[place * size // count : (place + 1) * size // count], batch)
+
+        x, y = strategy.experimental_distribute_values_from_function(part)
+        found[f"loss{number}"] = strategy.experimental_local_results(step(x, y))[0].numpy()
+    return found
+
+
 MODES: dict[str, Mode] = {
     "loop_eager": Mode(_loop(lambda step, _: step)),
     "loop_function": Mode(_loop(_as_function())),
     "loop_xla": Mode(_loop(_as_function(jit_compile=True))),
+    "loop_distributed": Mode(_distributed_loop),
     "fit": Mode(_fit, compile={"jit_compile": False}),
     "fit_xla": Mode(_fit, compile={"jit_compile": True}),
     "fit_auto": Mode(_fit, compile={"jit_compile": "auto"}),
@@ -198,6 +232,8 @@ def _scope(strategy: str) -> Any:
         return tf.distribute.get_strategy()
     if strategy == "mirrored":
         return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    if strategy == "multiworker":
+        return tf.distribute.MultiWorkerMirroredStrategy()
     raise ValueError(f"unknown strategy {strategy!r}")
 
 
@@ -259,17 +295,26 @@ def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
     return record, facts
 
 
-def run_variant(cell: Cell, variant: str, folder: Path) -> None:
-    """Run a variant of a cell in this process; write ``VARIANT.npz`` and ``VARIANT.json`` to the folder."""
+def run_variant(cell: Cell, variant: str, folder: Path, workers: Sequence[str] = (), number: int = 0) -> None:
+    """Run a variant of a cell in this process; write ``VARIANT.npz`` and ``VARIANT.json`` to the folder.
+
+    ``workers`` are the addresses of all workers of a MultiWorkerMirroredStrategy; this one is that of ``number``, and
+    the first one writes.
+    """
     import tensorflow as tf
 
+    if workers:
+        task = {"type": "worker", "index": number}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(workers)}, "task": task})
     if cell.strategy == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     try:
         record, facts = train(cell, variant)
         arrays: dict[str, Any] = {name.replace("/", "|"): np.asarray(value) for name, value in record.items()}
-        np.savez(folder / f"{variant}.npz", **arrays)
+        if number == 0:
+            np.savez(folder / f"{variant}.npz", **arrays)
     except Exception as error:  # A cell that fails is a row of the table.
-        facts = {"error": type(error).__name__, "message": str(error)[-600:]}
-    (folder / f"{variant}.json").write_text(json.dumps(facts), encoding="utf-8")
+        facts = {"error": type(error).__name__, "message": str(error)[:600]}
+    if number == 0:
+        (folder / f"{variant}.json").write_text(json.dumps(facts), encoding="utf-8")

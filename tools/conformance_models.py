@@ -32,7 +32,7 @@ class KlDivergence(layers.Layer):
         """Return a sample for ``(mean, log variance)``."""
         mean, log_variance = inputs
         divergence = 1.0 + log_variance - keras.ops.square(mean) - keras.ops.exp(log_variance)
-        self.add_loss(-0.5 * keras.ops.mean(divergence))
+        self.add_loss(-0.5 * keras.ops.mean(keras.ops.cast(divergence, "float32")))
         noise = keras.random.normal(keras.ops.shape(mean), dtype=mean.dtype, seed=self.seed_generator)
         return mean + keras.ops.exp(0.5 * log_variance) * noise
 

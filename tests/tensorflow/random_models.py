@@ -63,7 +63,12 @@ class _Builder:
         self.tensors.append(made)
 
     def _joined(self, kind: str, name: str) -> Any:
-        parts = [self.pick() for _ in range(3 if kind == "add_three" else 2)]
+        # Of different tensors: algebra would shorten a difference of the same, and not through a segment's boundary.
+        parts = list(
+            {id(part): part for part in (self.pick() for _ in range(3 if kind == "add_three" else 2))}.values()
+        )
+        if len(parts) == 1:
+            parts.append(layers.Activation("tanh", name=f"{name}_tanh")(parts[0]))
         if kind == "concatenate":
             return layers.Dense(WIDTH, name=f"{name}_dense")(layers.Concatenate(name=name)(parts))
         kinds = {"multiply": layers.Multiply, "average": layers.Average, "subtract": layers.Subtract}
@@ -100,7 +105,7 @@ class _Builder:
             "noise": lambda: layers.GaussianNoise(0.1, name=name),
             "counter": lambda: models.Counter(name=name),
             "loss": lambda: models.AddsLoss(name=name),
-            "regularized": lambda: layers.Dense(WIDTH, kernel_regularizer="l2", activity_regularizer="l2", name=name),
+            "regularized": lambda: layers.Dense(WIDTH, kernel_regularizer="l2", activity_regularizer="l1", name=name),
             "spectral": lambda: layers.SpectralNormalization(layers.Dense(WIDTH, name=f"{name}_dense"), name=name),
         }[kind]()
         made.trainable = self._draw(st.integers(0, 5)) > 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.tensorflow.plans import plan_of
 from tests.tensorflow.random_models import random_model, random_segments
-from tests.tensorflow.training import assert_identical, train
+from tests.tensorflow.training import assert_identical, differing, train
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.layer_calls import list_layer_calls
 from tf_memsaver.plan.types import SegmentMode
@@ -45,6 +45,9 @@ def test_random_models_train_alike(part: int) -> None:
         assume(any(segment.mode is SegmentMode.RECOMPUTE for segment in segments))
         note(f"{[unit.label for unit in graph.units]}\n{segments}")
         optimized = make_optimized(model, plan_of(list_layer_calls(model), segments))
-        assert_identical(train(model, free_batch=True), train(optimized, free_batch=True))
+        plain = train(model, free_batch=True)
+        # A sum of three terms begins with one whose buffer is free, which may be a matter of time.
+        assume(not differing(plain, train(model, free_batch=True)))
+        assert_identical(plain, train(optimized, free_batch=True))
 
     run()

@@ -614,23 +614,28 @@ MIRRORED = """
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     import keras
     from tests.tensorflow import models
+    import tf_memsaver
     from tests.tensorflow.plans import optimized_by_hand
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     assert strategy.num_replicas_in_sync == 2
     found = []
     x = np.random.default_rng(0).standard_normal((8, 6, 6, 3)).astype("float32")
     y = np.ones((8, 2), "float32")
-    for optimize in (False, True):
+    for optimize in ("", "by hand", "by plan"):
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
         with strategy.scope():
             model = models.residual_net()
-            if optimize:
+            if optimize == "by hand":
                 model = optimized_by_hand(model, ("conv0", "add0"), ("conv1", "add2"))
             model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+            if optimize == "by plan":
+                model = tf_memsaver.optimize(model, batch_size=2, strategy="chen_sqrt")
+                assert model.memsaver_plan.recomputed
         model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
         found.append([v.numpy() for v in model.variables])
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(*found, strict=True))
+    for other in found[1:]:
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True))
 """
 
 

@@ -60,7 +60,11 @@ class KerasStep:
         self.name: str = model.name
         self.sequence = self._sequence()
         trained = [v for v in model.trainable_variables if keras_compat.is_trained(v)]
-        self.weights = [Weight(path=v.path, variable=v.value, owner=v) for v in trained]
+        local = [keras_compat.local_variable(v) for v in trained]
+        self.weights = [
+            Weight(path=v.path, variable=variable, owner=v, is_distributed=variable is not v.value)
+            for v, variable in zip(trained, local, strict=True)
+        ]
         self.optimizer = _ready_optimizer(model, trained)
 
     def _sequence(self) -> CallSequence:
@@ -70,8 +74,8 @@ class KerasStep:
         """Return the model's variables and the optimizer's."""
         slots = [] if self.optimizer is None else self.optimizer.variables
         return [
-            *((v.path, v.value, MemoryKind.PARAMETER) for v in self._model.variables),
-            *((v.path, v.value, MemoryKind.OPTIMIZER) for v in slots),
+            *((v.path, keras_compat.local_variable(v), MemoryKind.PARAMETER) for v in self._model.variables),
+            *((v.path, keras_compat.local_variable(v), MemoryKind.OPTIMIZER) for v in slots),
         ]
 
     def enter(self, placeholders: Placeholders) -> list[Any]:

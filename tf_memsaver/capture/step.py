@@ -25,11 +25,15 @@ Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """Something that is trained: ``variable`` is what a tape watches, ``owner`` what an optimizer takes."""
+    """Something that is trained: ``variable`` is what a tape watches, ``owner`` what an optimizer takes.
+
+    ``is_distributed`` tells that it belongs to a tf.distribute strategy: ``variable`` is then that of one replica.
+    """
 
     path: str
     variable: tf.Variable
     owner: Any
+    is_distributed: bool = False
 
 
 class StepSource(Protocol):
@@ -284,7 +288,8 @@ class _Tracer:
 
     def _update(self, gradients: list[tuple[Any, Any]]) -> None:
         self._step.outputs = [self._step.loss]
-        if self._step.optimizer is None:
+        # The update of a tf.distribute strategy's variables runs on all devices, of which this step is one.
+        if self._step.optimizer is None or any(weight.is_distributed for weight in self._trained.values()):
             self._step.outputs += self._step.weight_gradients
         else:
             self._step.optimizer.apply_gradients(gradients)
