@@ -251,6 +251,7 @@ def _model(cell: Cell, steady: bool) -> Any:
     from tools.conformance_models import MODELS
 
     case, mode = MODELS[cell.model], MODES[cell.mode]
+    keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     model = case.build()
     # Adam makes whole steps of the rounding noise of gradients that are zero, as behind a BatchNorm.

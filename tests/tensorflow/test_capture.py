@@ -32,6 +32,16 @@ def test_units_are_the_layer_calls(name: str) -> None:
     assert graph.units[-1].pinned
 
 
+def test_gradients_that_an_optimizer_accumulates_in_a_branch_are_part_of_the_step() -> None:
+    bytes_of = []
+    for steps in (None, 2):
+        model = models.residual_net()
+        model.compile(keras.optimizers.Adam(gradient_accumulation_steps=steps), "mse")
+        graph = capture_graph(model, batch_size=64)
+        bytes_of.append([op.workspace_bytes for op in graph.ops if op.phase is Phase.BACKWARD])
+    assert bytes_of[0] and len(bytes_of[0]) == len(bytes_of[1])
+
+
 def test_targets_of_a_dict_of_outputs_go_by_their_keys() -> None:
     x = inputs = keras.Input((4,))
     outputs = {"zeta": layers.Dense(3, name="a")(x), "alpha": layers.Dense(2, name="z")(x)}

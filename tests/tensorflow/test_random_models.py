@@ -45,9 +45,10 @@ def test_random_models_train_alike(part: int) -> None:
         assume(any(segment.mode is SegmentMode.RECOMPUTE for segment in segments))
         note(f"{[unit.label for unit in graph.units]}\n{segments}")
         optimized = make_optimized(model, plan_of(list_layer_calls(model), segments))
-        plain = train(model, free_batch=True)
-        # A sum of three terms begins with one whose buffer is free, which may be a matter of time.
-        assume(not differing(plain, train(model, free_batch=True)))
-        assert_identical(plain, train(optimized, free_batch=True))
+        plain, found = train(model, free_batch=True), train(optimized, free_batch=True)
+        if differing(plain, found):
+            # A sum of three terms begins with one whose buffer is free, which may be a matter of time.
+            assume(not differing(plain, train(model, free_batch=True)))
+        assert_identical(plain, found)
 
     run()

@@ -106,9 +106,12 @@ class TracedStep:
 
     @cached_property
     def reachable(self) -> set[int]:
-        """The ids of the operations that something outside depends on: the outputs and every assignment."""
+        """The ids of the operations that something outside depends on: the outputs and every assignment.
+
+        An optimizer that accumulates gradients assigns in a branch.
+        """
         stack = [tensor.op for tensor in self.outputs]
-        stack += [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "Resource"))]
+        stack += [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "If", "Resource"))]
         wanted: set[int] = set()
         while stack:
             operation = stack.pop()

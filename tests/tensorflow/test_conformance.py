@@ -1,0 +1,40 @@
+"""The quick part of ``tools/conformance.py``: ways of training that no other test has, in this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tools.conformance import compare
+from tools.conformance_cell import MODES, Cell, train
+
+_CELLS = [
+    Cell("perceptron", "fit_3_steps"),
+    Cell("residual", "accumulation"),
+    Cell("siamese", "ema"),
+    Cell("own_step", "clipping"),
+    Cell("autoencoder", "evaluate_predict"),
+    Cell("sequential", "class_weight"),
+    Cell("dictionaries", "fit_dataset"),
+    Cell("layer_policies", "loop_function"),
+    Cell("nested", "train_on_batch", "mixed_bfloat16"),
+]
+
+
+@pytest.mark.parametrize("cell", _CELLS, ids=lambda cell: cell.name)
+def test_the_optimized_model_trains_as_the_plain_one(cell: Cell) -> None:
+    plain, _ = train(cell, "plain")
+    optimized, facts = train(cell, "optimized")
+    assert facts["recomputed"]
+    differing = [name for name, units in compare(plain, optimized).items() if units]
+    assert len(plain) > 5 and not differing
+
+
+def test_what_is_compared() -> None:
+    ones = np.ones(3, np.float32)
+    found = compare({"same": ones, "near": ones, "gone": ones}, {"same": ones, "near": ones + np.float32(2**-23)})
+    assert found["same"] == 0 and found["near"] == 1 and found["gone"] == float("inf")
+
+
+def test_modes_without_xla_are_modes() -> None:
+    assert all(Cell("perceptron", mode).uncompiled in MODES for mode in MODES)
