@@ -150,7 +150,7 @@ class RecordingScope(StatelessScope):
             if value is None:
                 value = variable._value
             if value is None:
-                return None
+                value = _initialized(variable)
             if is_trained(variable) or getattr(value, "trainable", False):
                 self.unlisted.append(variable)
             tensor = tf.convert_to_tensor(value)
@@ -203,6 +203,18 @@ class RecordingScope(StatelessScope):
     def losses_added(self) -> list[tuple[Any, Any]]:
         """Return (layer, loss) in the order in which they were added (``Layer._loss_ids`` tells the layer)."""
         return [(_loss_owner(operation, loss), loss) for operation, loss in self._pending_losses]
+
+
+def _initialized(variable: Any) -> Any:
+    """Return the value of a variable that was made in a stateless scope, as the seed of ``keras.random`` may be."""
+    scope = get_stateless_scope()
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        with tf.init_scope():
+            variable._deferred_initialize()
+    finally:
+        global_state.set_global_attribute("stateless_scope", scope)
+    return variable._value
 
 
 def _with_gradient_to(variable: Any, value: Any) -> Any:
