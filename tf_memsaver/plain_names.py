@@ -128,7 +128,8 @@ class Names:
         return FirstRunNames(self)
 
     def _home(self, home: int | None) -> str:
-        return self._root if home is None else self._homes[home]
+        # None was entered if the first run was eager and the replay is not.
+        return self._root if home is None else self._homes.get(home, self._root)
 
     def _here(self, name: str) -> str:
         """Return a plain name, in the scope that stands for the model's here."""

@@ -383,7 +383,9 @@ def test_clone_copy_and_pickle() -> None:
     optimized = optimized_between_cuts(model)
     x = batch_for(model)
     expected = model(x, training=False).numpy()
-    clone = keras.models.clone_model(optimized)
+    with pytest.warns(UserWarning, match=r"plain model.*apply_plan"):
+        clone = keras.models.clone_model(optimized)
+    assert not is_optimized(clone)
     clone.set_weights(optimized.get_weights())
     copied, pickled = copy.deepcopy(optimized), pickle.loads(pickle.dumps(optimized))
     for other in (clone, copied, pickled):
