@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.calls import ADDITIONS
 from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient, sums_of_many
 from tf_memsaver.gates import Gates
 
@@ -146,11 +147,22 @@ def _read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], result
         for place, tensor in enumerate(operation.inputs):
             others = any(leading[:place]) or any(leading[place + 1 :])
             if id(tensor) in made and (
-                (operation.type in _READS_OTHERS and others) or (operation.type in _READS_INPUT and leading[place])
+                (operation.type in _READS_OTHERS and others)
+                or (operation.type in _READS_INPUT and leading[place])
+                or (operation.type in ADDITIONS and tensor.op.type == "BiasAdd" and not _are_known_equal(operation))
             ):
                 yield tensor
         if operation.type in _READS_OUTPUT or (operation.type == "Pow" and leading[1]):
             yield from operation.outputs
+
+
+def _are_known_equal(addition: Any) -> bool:
+    """Whether the shapes of both terms are known and the same; the gradient reads them when the step runs, otherwise.
+
+    So a product with its bias is not fused with the addition in the plain step. Additions of additions are made one.
+    """
+    left, right = (tensor.shape for tensor in addition.inputs)
+    return bool(left.is_fully_defined()) and left.as_list() == right.as_list()
 
 
 def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> set[int]:

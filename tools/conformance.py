@@ -7,7 +7,8 @@ plan of least peak, are trained for five steps in a process each. Losses, gradie
 weights, state and optimizer slots are compared: by bits or, where XLA compiles the step, by the largest difference in
 units in the last place of a tensor's largest number. There, a third process trains the plain model without XLA: the
 optimized model may differ from the plain one by four times what XLA makes of the plain one. Results go to a JSON file,
-and as Markdown tables to stdout. The exit code is 1 if a cell failed.
+row by row, and as Markdown tables to stdout; with --resume, cells that the file has and that did not fail are not run
+again. The exit code is 1 if a cell failed.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _OUTPUT = flags.DEFINE_string("output", str(_RESULTS), "where to write the JSON"
 _GROUPS = flags.DEFINE_list("groups", [], "parts of the matrix (default: all)")
 _MODELS = flags.DEFINE_list("models", [], "names of models (default: all)")
 _MODES = flags.DEFINE_list("modes", [], "names of modes (default: all)")
+_RESUME = flags.DEFINE_bool("resume", False, "keep the rows in the output file, but for failed ones")
 _JOBS = flags.DEFINE_integer("jobs", 2, "processes at a time", lower_bound=1)
 
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -209,17 +211,35 @@ def table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
         yield f"| {place} | {parity} | {row['recomputed']} | {peaks} |"
 
 
+def _rows_before() -> dict[Cell, dict[str, Any]]:
+    """Return, by cell, the rows that are not run again."""
+    before = Path(_OUTPUT.value)
+    if not _RESUME.value or not before.exists():
+        return {}
+    rows = json.loads(before.read_text(encoding="utf-8"))["rows"]
+    return {Cell(*(row[name] for name in Cell._fields)): row for row in rows if row["outcome"] != "FAILED"}
+
+
+def _write(rows: list[dict[str, Any]]) -> None:
+    failed = sum(row["outcome"] == "FAILED" for row in rows)
+    document = {"machine": machine(), "failed": failed, "rows": rows}
+    Path(_OUTPUT.value).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 def main(_: list[str]) -> None:
     """Run the cells and report."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     _PROCESSES.set_forkserver_preload(["tensorflow", "keras", "tf_memsaver", "tools.conformance_cell"])
-    chosen = cells()
+    chosen, rows = cells(), _rows_before()
+    left = [cell for cell in chosen if cell not in rows]
     with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as pool:
-        rows = list(track(pool.map(run, chosen), description="cells", total=len(chosen)))
-    failed = [row for row in rows if row["outcome"] == "FAILED"]
-    document = {"machine": machine(), "failed": len(failed), "rows": rows}
-    Path(_OUTPUT.value).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(table(rows)))
+        running = {pool.submit(run, cell): cell for cell in left}
+        for done in track(concurrent.futures.as_completed(running), description="cells", total=len(left)):
+            rows[running[done]] = done.result()
+            _write([rows[cell] for cell in {**dict.fromkeys(chosen), **rows} if cell in rows])
+    rows = {cell: rows[cell] for cell in chosen}
+    failed = [row for row in rows.values() if row["outcome"] == "FAILED"]
+    print("\n".join(table(rows.values())))
     for row in failed:
         print(json.dumps(row), file=sys.stderr)
     sys.exit(1 if failed else 0)

@@ -35,7 +35,10 @@ def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
         (lambda x, w: (x @ w) * tf.tanh(tf.nn.softplus(x @ w)), {"MatMul", "Tanh"}),
         (lambda x, w: tf.nn.relu(tf.nn.bias_add(x @ w, w[0])), {"Relu"}),
         (lambda x, w: tf.nn.softplus(tf.nn.bias_add(x @ w, w[0])), {"BiasAdd"}),
-        (lambda x, w: tf.nn.bias_add(x @ w, w[0]) + x, set()),
+        # The gradient of an addition reads shapes, unless they are known.
+        (lambda x, w: tf.nn.bias_add(x @ w, w[0]) + x, {"BiasAdd"}),
+        (lambda x, w: tf.nn.bias_add(w @ w, w[0]) + w, set()),
+        (lambda x, w: x @ w + x, set()),
         (lambda x, w: 2.0 * (x @ w), set()),
         (lambda x, w: tf.stop_gradient(tf.exp(x)) * x, {"StopGradient"}),
         # A function with its own gradient is not differentiated op by op.

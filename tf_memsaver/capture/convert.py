@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -55,7 +54,8 @@ class _Builder:
         self._value_of: dict[int, int] = {}
         self._operations = step.graph.get_operations()
         self._weight_gradients = {id(t) for t in step.weight_gradients}
-        self._add_residents(source.residents())
+        self._residents = source.residents()
+        self._add_residents()
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -66,9 +66,9 @@ class _Builder:
         )
         return index
 
-    def _add_residents(self, residents: Sequence[tuple[str, tf.Variable, MemoryKind]]) -> None:
+    def _add_residents(self) -> None:
         handles: dict[int, int] = {}
-        for path, variable, kind in residents:
+        for path, variable, kind in self._residents:
             if id(variable.handle) not in handles:
                 nbytes = variable.shape.num_elements() * variable.dtype.size
                 handles[id(variable.handle)] = self._add(path, nbytes, kind)
@@ -92,7 +92,7 @@ class _Builder:
     # -- units ----------------------------------------------------------------------------------------------------
 
     def units(self, sequence: CallSequence) -> tuple[Unit, ...]:
-        reasons = pinned_units(sequence, self._step)
+        reasons = pinned_units(sequence, self._step, [variable for _, variable, _ in self._residents])
         return tuple(
             Unit(
                 index=index,

@@ -7,11 +7,14 @@ parsing names. Tracing allocates no activations, so a model far too large to run
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.capture.calls import CallSequence
@@ -89,7 +92,9 @@ class TracedStep:
     """The traced graph and, beside it, who made which operation.
 
     ``owners[i]`` is the (phase, unit) of operation ``i``; ``boundary[u]`` are the tensors that call ``u`` made;
-    ``sparse_units`` are the calls that have a variable whose gradient is sparse (IndexedSlices);
+    ``sparse_units`` are the calls that have a variable whose gradient is sparse (IndexedSlices); ``drawing_units`` are
+    those that drew from Python's or NumPy's random numbers; ``unknown_reads`` are, by unit, the names of the trainable
+    variables that a call reads and that the source does not list;
     ``gradient_units[id(t)]`` are the calls that send a gradient to the boundary tensor ``t`` (None is the loss).
     """
 
@@ -101,6 +106,8 @@ class TracedStep:
     weight_gradients: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     sparse_units: dict[int, str] = field(default_factory=dict)
+    drawing_units: set[int] = field(default_factory=set)
+    unknown_reads: dict[int, str] = field(default_factory=dict)
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
     optimizer: Any = None
 
@@ -207,8 +214,10 @@ class _Tracer:
         self._loss_tensors: list[Any] = []
         tapes = []
         names = Names.of_model()
+        known = {id(variable) for _, variable, _ in self._source.residents()}
         for unit, call in enumerate(self._sequence.calls):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
+            drawn = _random_states()
             with tf.GradientTape() as tape:
                 tape.watch(differentiable)
                 made = call.run(self._slots, training=True, names=names)
@@ -216,6 +225,10 @@ class _Tracer:
                 t for t in self._source.losses_of(call.operation) if all(t is not seen for seen in self._loss_tensors)
             ]
             self._loss_tensors.extend(added)
+            if _random_states() != drawn:
+                self._step.drawing_units.add(unit)
+            unknown = [v.name for v in tape.watched_variables() if id(v) not in self._trained and id(v) not in known]
+            self._step.unknown_reads.update((unit, name) for name in unknown[:1])
             trains = any(id(v) in self._trained for v in tape.watched_variables())
             floats = [t for t in made if isinstance(t, tf.Tensor) and t.dtype.is_floating]
             for slot, tensor in zip(call.outputs, made, strict=True):
@@ -296,3 +309,8 @@ class _Tracer:
             self._step.outputs += self._step.weight_gradients
         else:
             self._step.optimizer.apply_gradients(gradients)
+
+
+def _random_states() -> bytes:
+    """Return the states of the generators that are not TensorFlow's: what draws from them, draws once a trace."""
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
