@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import keras
 import pytest
+
+import tf_memsaver  # noqa: F401 - what is imported stays for good: see below
+
+# Keras collects garbage before every test. What TensorFlow is made of, a million objects, is not garbage.
+gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,6 @@ from tf_memsaver.rewrite.keras_model import make_optimized
 
 BATCH = 4
 ROW, SEQUENCE, IMAGE, VOLUME = (6,), (4, 4), (8, 8, 3), (4, 4, 4, 2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _collectable_again() -> Iterator[None]:
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _collected_once() -> None:
-    # Every test begins with a collection of garbage. What it leaves is not looked at again: that would take minutes.
-    gc.freeze()
 
 
 # How a layer is put between two that are trained ----------------------------------------------------------------------
