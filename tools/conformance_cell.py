@@ -237,9 +237,11 @@ def _scope(strategy: str) -> Any:
     raise ValueError(f"unknown strategy {strategy!r}")
 
 
-def _set_precision(precision: str) -> None:
+def _begin_anew(precision: str) -> None:
     import keras
 
+    # Not inside a strategy's scope, which it would end.
+    keras.backend.clear_session()
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(precision)
 
@@ -251,7 +253,6 @@ def _model(cell: Cell, steady: bool) -> Any:
     from tools.conformance_models import MODELS
 
     case, mode = MODELS[cell.model], MODES[cell.mode]
-    keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     model = case.build()
     # Adam makes whole steps of the rounding noise of gradients that are zero, as behind a BatchNorm.
@@ -272,7 +273,7 @@ def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
     import tf_memsaver
     from tools.conformance_models import MODELS
 
-    _set_precision(cell.precision)
+    _begin_anew(cell.precision)
     strategy = _scope(cell.strategy)
     size = MODELS[cell.model].batch_size
     facts: dict[str, Any] = {}
