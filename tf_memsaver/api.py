@@ -98,7 +98,7 @@ def search_plan(
     """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
 
     Args:
-      model: a Keras 3 model on the TensorFlow backend: a built Functional or Sequential one, or, by operations, any.
+      model: a Keras 3 model on the TensorFlow backend: a built Functional or Sequential one, or any with ``inputs``.
       batch_size: samples in a training batch (per replica).
       budget: bytes, or text such as ``"6GiB"``, that the peak of a whole training step must stay within.
       max_overhead: the extra predicted step time allowed, as a share of the plain step; 0.3 without a budget.
@@ -224,8 +224,8 @@ def apply_plan(model: Any, plan: Plan) -> Any:
 
     Raises:
       PlanMismatchError: the plan was made for another model; it names the first layer that differs.
-      UnsupportedModelError: the plan is one of layers and the model computes in a ``call`` of its own, or its inputs
-        are not known: ``search_plan`` is told them.
+      UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``search_plan``
+        is told them.
     """
     return make_optimized(strip(model), plan)
 

@@ -6,6 +6,8 @@ Everything else in the package uses the public API of Keras 3 and calls in here 
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,9 @@ from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.functional import operation_fn as _operation_fn
 from tensorflow.python.eager.record import record_operation, stop_recording
+
+LayerHandler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Makes the call of a layer: see ``layer_calls_go_to``."""
 
 
 def inner_functional(model: Any) -> Functional | None:
@@ -245,6 +250,49 @@ def local_variable(variable: Any) -> Any:
     """Return the ``tf.Variable`` of a Keras variable; of one of a tf.distribute strategy, that of its first replica."""
     value = variable.value
     return value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value
+
+
+class _Thread(threading.local):
+    """What handles the calls of layers: replicas of tf.distribute are traced by threads that take turns."""
+
+    handler: LayerHandler | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def layer_calls_go_to(handler: LayerHandler | None) -> Iterator[None]:
+    """Let ``handler(layer, call, args, kwargs)`` make the calls of layers while this is open; None calls them plainly.
+
+    ``call`` is what the layer would do (``Layer.__call__``, which asks for a handler from the first use of this on).
+    """
+    _make_layers_ask()
+    before = _thread.handler
+    _thread.handler = handler
+    try:
+        yield
+    finally:
+        _thread.handler = before
+
+
+@functools.cache
+def _make_layers_ask() -> None:
+    plainly = keras.layers.Layer.__call__
+
+    @functools.wraps(plainly)
+    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _thread.handler is None:
+            return plainly(self, *args, **kwargs)
+        return _thread.handler(self, functools.partial(plainly, self), args, kwargs)
+
+    keras.layers.Layer.__call__ = ask
+
+
+def training_of_call() -> bool:
+    """Return the ``training`` that the running call of a layer gives to layers that are not told."""
+    context = global_state.get_global_attribute("current_call_ctx")
+    return bool(getattr(context, "training", None))
 
 
 def losses_of(operation: Any) -> list[Any]:

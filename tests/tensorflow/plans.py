@@ -13,6 +13,7 @@ from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.layer_calls import list_layer_calls
 from tf_memsaver.capture.model_function import ModelFunction
+from tf_memsaver.capture.sublayer_calls import SublayerCalls
 from tf_memsaver.plain_names import Names
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
 from tf_memsaver.rewrite.keras_model import make_optimized
@@ -89,11 +90,33 @@ def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granu
     return segments
 
 
+def sequence_of(model: Any, granularity: str) -> CallSequence:
+    if granularity == "op":
+        return ModelFunction(model).calls.sequence
+    if keras_compat.inner_functional(model) is None:
+        return SublayerCalls(model).calls.sequence
+    return list_layer_calls(model)
+
+
 def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> Any:
     segments = runs_between_cuts(model, batch_size=batch_size, length=length, granularity=granularity)
+    return _optimized(model, segments, batch_size, granularity)
+
+
+def optimized_one_by_one(model: Any, *, batch_size: int = 4) -> Any:
+    """Return a model whose plan makes a segment of each unit that is not pinned."""
+    graph = capture_graph(model, batch_size=batch_size)
+    segments = []
+    for unit in graph.units:
+        stays = unit.pinned or not {unit.index, unit.index + 1}.isdisjoint(graph.joined)
+        mode = SegmentMode.STORE if stays else SegmentMode.RECOMPUTE
+        segments.append(Segment(start=unit.index, stop=unit.index + 1, mode=mode))
+    return _optimized(model, segments, batch_size, "layer")
+
+
+def _optimized(model: Any, segments: Sequence[Segment], batch_size: int, granularity: str) -> Any:
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
-    sequence = list_layer_calls(model) if granularity == "layer" else ModelFunction(model).calls.sequence
-    plan = plan_of(sequence, segments, batch_size)
+    plan = plan_of(sequence_of(model, granularity), segments, batch_size)
     request = dataclasses.replace(plan.request, granularity=granularity)
     return make_optimized(model, dataclasses.replace(plan, request=request))
 

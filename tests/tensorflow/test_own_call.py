@@ -158,8 +158,6 @@ def test_save_and_load(tmp_path: Path) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="inputs="):
         tf_memsaver.optimize(Blocks(), batch_size=4, granularity="op")
-    with pytest.raises(UnsupportedModelError, match="granularity='op'"):
-        tf_memsaver.optimize(Blocks(), batch_size=4, inputs=tf.TensorSpec((None, 16)))
     with pytest.raises(InvalidRequestError, match="TensorSpec"):
         tf_memsaver.optimize(Blocks(), batch_size=4, granularity="op", inputs="images")
     with pytest.raises(UnknownDimensionError):
@@ -183,7 +181,7 @@ def test_what_is_refused() -> None:
 def test_estimate_counts_operations() -> None:
     model = Blocks(width=64)
     spec = tf.TensorSpec((None, 64))
-    with pytest.raises(UnsupportedModelError, match="granularity='op'"):
+    with pytest.raises(UnsupportedModelError, match="inputs="):
         tf_memsaver.estimate(model, batch_size=512)
     found = tf_memsaver.estimate(model, batch_size=512, granularity="op", inputs=spec)
     plan = tf_memsaver.search_plan(model, batch_size=512, granularity="op")

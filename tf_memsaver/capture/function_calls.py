@@ -7,18 +7,22 @@ grouped so that each call makes one large tensor: segments of a plan are made of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_memsaver.capture.calls import CallSequence
+from tf_memsaver.capture.calls import Call, CallSequence
 from tf_memsaver.capture.grouping import assignments_last, grouped, needed
 from tf_memsaver.capture.inlining import Inliner
 from tf_memsaver.capture.op_calls import OpCall, slots_of
 from tf_memsaver.capture.operations import FUNCTION_CALLS
 from tf_memsaver.errors import InvalidRequestError
+
+Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
+"""Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and
+those of the tensors (ids) of the traced graph."""
 
 _STATEFUL_CALLS = frozenset({"Case", "If", "StatefulPartitionedCall", "While"})
 """Operations whose gradients may have state."""
@@ -32,11 +36,11 @@ class FunctionCalls:
     specs of its flat tensor arguments. The function itself, whose graph is large, is not kept.
     """
 
-    def __init__(self, concrete: Any, scope: str | None = None) -> None:
+    def __init__(self, concrete: Any, scope: str | None = None, group: Grouping | None = None) -> None:
         """List the calls of a ``tf.types.experimental.ConcreteFunction``.
 
         With ``scope`` they are to run in the graph of their gradients, inside the name scope that was traced as this
-        one, and not in a function of their own.
+        one, and not in a function of their own. ``group`` makes calls of operations, by what they make if left out.
         """
         self.name = str(concrete.name)
         self.signature = concrete.structured_input_signature
@@ -61,12 +65,13 @@ class FunctionCalls:
         made = [slot for call in self._prologue for slot in call.outputs]
         read = {slot for call in rest for slot in (*call.inputs, *slots_of(call.after))} | set(flat.outputs)
         made = [slot for slot in made if slot in read]
+        resident = frozenset(range(self.argument_count, count)) | frozenset(made)
         self.sequence = CallSequence(
-            calls=grouped(assignments_last(rest), flat.outputs, frozenset(made)),
+            calls=(group or by_size)(rest, flat.outputs, resident, flat.slots),
             inputs=(*range(count), *made),
             outputs=tuple(flat.outputs),
             slot_count=flat.slot_count,
-            resident=frozenset(range(self.argument_count, count)) | frozenset(made),
+            resident=resident,
             weights=self._trained(made),
             forward_first=None if scope is not None else self._sorts_first(concrete, rest),
         )
@@ -160,6 +165,14 @@ class FunctionCalls:
                 written.update(resources)
             rest.append(call)
         return hoisted, rest
+
+
+def by_size(
+    calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
+) -> tuple[Call, ...]:
+    """Return calls that make one large tensor each (a ``Grouping``)."""
+    del slots
+    return grouped(assignments_last(calls), outputs, resident)
 
 
 def _python_values(argument: Any) -> list[Any]:

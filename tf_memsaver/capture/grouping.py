@@ -14,7 +14,8 @@ from tf_memsaver.cost import rules
 LARGE_ELEMENTS = 4096
 """A tensor of a known shape with as many elements ends a group; so does one whose shape depends on the arguments."""
 
-_ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
+ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
+"""Operations that set a variable."""
 
 
 def needed(calls: Sequence[OpCall], outputs: Iterable[int]) -> list[OpCall]:
@@ -35,7 +36,7 @@ def assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
     last: list[OpCall] = []
     used: set[int] = set()
     for call in reversed(calls):
-        if call.operation.type in _ASSIGNMENTS and call.inputs[0] not in used:
+        if call.operation.type in ASSIGNMENTS and call.inputs[0] not in used:
             last.append(call)
         else:
             kept.append(call)
@@ -60,6 +61,13 @@ def grouped(calls: Sequence[OpCall], outputs: Iterable[int], early: frozenset[in
             groups.append([])
         groups[-1].append(call)
         open_group = place in inside or not (call.pinned or _makes_large(call))
+    return group_calls(groups, outputs, early)
+
+
+def group_calls(
+    groups: Sequence[Sequence[OpCall]], outputs: Iterable[int], early: frozenset[int]
+) -> tuple[GroupCall, ...]:
+    """Return a call for each group of operations; ``outputs`` are read behind all, ``early`` filled before all."""
     last_read: dict[int, int] = dict.fromkeys(outputs, len(groups))
     for number, group in reversed(list(enumerate(groups))):
         for call in group:

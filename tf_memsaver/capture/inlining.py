@@ -29,8 +29,9 @@ LARGEST_REPEATED_CONSTANT = 16384
 class Inliner:
     """Numbers the tensors of a function and of those that it calls, and lists their operations in order.
 
-    ``calls`` are the operations, ``outputs`` the slots of the function's results, and ``slot_count`` is how many slots
-    there are; those of the arguments and captured tensors come first.
+    ``calls`` are the operations, ``outputs`` the slots of the function's results, ``slots`` those of the tensors (ids)
+    of the function itself, and ``slot_count`` is how many there are; those of the arguments and captured tensors come
+    first.
     """
 
     def __init__(self, graph: Any, variable_of: Mapping[int, tf.Variable], scope: str | None, outputs: int) -> None:
@@ -41,7 +42,7 @@ class Inliner:
         self.slot_count = 0
         self._constant_of: dict[int, Constant] = {}
         self._sums: dict[int, bool] = {}
-        slots = {id(tensor): self._new() for tensor in graph.inputs}
+        self.slots = slots = {id(tensor): self._new() for tensor in graph.inputs}
         self._walk(graph, "", slots)
         self.outputs = [slots[id(tensor)] for tensor in graph.outputs[:outputs]]
         for slot in self.outputs:

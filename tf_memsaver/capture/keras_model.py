@@ -13,11 +13,13 @@ from tf_memsaver.capture import batch
 from tf_memsaver.capture.batch import check_batch_size, input_specs
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.convert import build_graph, current_device
-from tf_memsaver.capture.layer_calls import check_supported, list_layer_calls
+from tf_memsaver.capture.layer_calls import list_layer_calls
 from tf_memsaver.capture.model_function import ModelFunction
+from tf_memsaver.capture.signature import check_model
 from tf_memsaver.capture.step import Placeholders, Weight, trace_step
+from tf_memsaver.capture.sublayer_calls import SublayerCalls
 from tf_memsaver.emission import free_dimension_is
-from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 
 GRANULARITIES = ("layer", "op")
@@ -39,16 +41,36 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer") ->
     """
     if granularity not in GRANULARITIES:
         raise InvalidRequestError(f"granularity must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
-    if granularity == "layer":
-        check_supported(model)
+    check_model(model)
     batch_size = check_batch_size(batch_size)
     input_specs(model, batch_size)
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
-    source = KerasOpStep(model, batch_size) if granularity == "op" else KerasStep(model, batch_size)
+    source = _source(model, batch_size, granularity)
     with free_dimension_is(batch_size):
         step = trace_step(source)
-    return build_graph(source, step, batch_size, current_device())
+    graph = build_graph(source, step, batch_size, current_device())
+    if isinstance(source, KerasSublayerStep) and all(unit.pinned for unit in graph.units):
+        raise _nothing_to_replay(model, graph)
+    return graph
+
+
+def _source(model: Any, batch_size: int, granularity: str) -> KerasStep:
+    if granularity == "op":
+        return KerasOpStep(model, batch_size)
+    has_own_call = keras_compat.inner_functional(model) is None
+    return (KerasSublayerStep if has_own_call else KerasStep)(model, batch_size)
+
+
+def _nothing_to_replay(model: Any, graph: Graph) -> UnsupportedModelError:
+    layers = [unit for unit in graph.units if unit.kind != "Python"]
+    found = "".join(f" Layer '{unit.label}' {unit.pinned}." for unit in layers[:3])
+    return UnsupportedModelError(
+        f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and none of the layers that it "
+        f"calls can be replayed.{found or ' It calls none.'} Put what repeats into layers "
+        f"(keras.layers.Layer) that get their tensors as arguments and return them, or cut between operations: "
+        f"tf_memsaver.optimize(..., granularity='op')."
+    )
 
 
 class KerasStep:
@@ -117,8 +139,11 @@ class KerasOpStep(KerasStep):
     """The same step, with operations for units."""
 
     def _sequence(self) -> CallSequence:
-        self._function = ModelFunction(self._model)
+        self._function = self._traced()
         return self._function.calls.sequence
+
+    def _traced(self) -> ModelFunction:
+        return ModelFunction(self._model)
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the inputs of the model, and run what is hoisted."""
@@ -131,6 +156,13 @@ class KerasOpStep(KerasStep):
         """Return nothing: the function returns the logits, too."""
         del output
         return []
+
+
+class KerasSublayerStep(KerasOpStep):
+    """The same step, with sublayers that the model's own call calls for units."""
+
+    def _traced(self) -> ModelFunction:
+        return SublayerCalls(self._model)
 
 
 def _ready_optimizer(model: Any, trained: list[Any]) -> Any | None:

@@ -100,9 +100,9 @@ def check_supported(model: Any) -> Any:
     if functional is not None:
         return functional
     raise UnsupportedModelError(
-        f"model '{model.name}' ({type(model).__name__}) computes in its own call(); only Functional and Sequential "
-        f"models can be cut between layers. Cut it between operations: tf_memsaver.optimize(model, granularity='op', "
-        f"inputs=tf.TensorSpec((None, ...)), batch_size=...)."
+        f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and only Functional and Sequential "
+        f"models are written as SavedModels that train. model.save('model.keras') keeps the plan, and "
+        f"model.export(...) writes one that serves."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from tf_memsaver import keras_compat
 from tf_memsaver.capture.batch import pack_inputs
-from tf_memsaver.capture.function_calls import FunctionCalls
+from tf_memsaver.capture.calls import Call
+from tf_memsaver.capture.function_calls import FunctionCalls, by_size
+from tf_memsaver.capture.op_calls import OpCall
 from tf_memsaver.capture.signature import signature_of, trace_call
 
 
@@ -33,7 +35,7 @@ class ModelFunction:
         specs = [_spec(tensor, cast) for tensor in keras.tree.flatten(signature_of(model).inputs)]
 
         def traced(*flat: Any) -> dict[str, list[Any]]:
-            outputs = model(pack_inputs(model, list(flat)), training=True)
+            outputs = self.called(model, pack_inputs(model, list(flat)))
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
             return {
@@ -45,7 +47,18 @@ class ModelFunction:
 
         concrete = trace_call(model, traced, specs)
         scopes = {operation.name.partition("/")[0] for operation in concrete.graph.get_operations() if operation.inputs}
-        self.calls = FunctionCalls(concrete, scope=min(scopes, key=lambda name: not name.startswith(model.name)))
+        self.scope = min(scopes, key=lambda name: not name.startswith(model.name))
+        self.calls = FunctionCalls(concrete, scope=self.scope, group=self.group)
+
+    def group(
+        self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
+    ) -> tuple[Call, ...]:
+        """Return operations as calls (a ``function_calls.Grouping``)."""
+        return by_size(calls, outputs, resident, slots)
+
+    def called(self, model: Any, inputs: Any) -> Any:
+        """Return what ``model`` makes of ``inputs`` in training."""
+        return model(inputs, training=True)
 
     def flat_inputs(self, model: Any, inputs: Any) -> list[Any]:
         """Return the flat tensors that the function takes for what ``model`` is called with."""

@@ -64,7 +64,7 @@ def signature_of(model: Any) -> Signature:
         raise UnsupportedModelError(
             f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
             f"inputs. Give what it is called with, such as inputs=tf.TensorSpec((None, 224, 224, 3)) (or a batch, or "
-            f"a dict of them), to optimize(..., granularity='op')."
+            f"a dict of them), to optimize."
         )
     return _NOTED[model]
 

@@ -23,6 +23,7 @@ from tf_memsaver.capture.signature import inputs_to_json, note_inputs_of_json, s
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.rewrite.segments import SegmentedForward
+from tf_memsaver.rewrite.sublayers import SublayerSegments
 
 
 @keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
@@ -132,15 +133,31 @@ class _OpForward:
         return function.finish(model, (eagerly if tf.executing_eagerly() else in_graph)(*flat))
 
 
+class _SublayerForward:
+    """Runs the model's own call, with some of its sublayers in segments."""
+
+    def __init__(self, model: Any, plan: Plan) -> None:
+        self._segments = SublayerSegments(model, plan)
+
+    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
+        return self._segments.run(lambda: _plain_call(model, inputs, training=True, mask=mask))
+
+
+def _forward_of(model: Any, plan: Plan) -> _Forward:
+    if plan.request.granularity == "op":
+        return _OpForward(model, plan)
+    has_own_call = keras_compat.inner_functional(model) is None
+    return _SublayerForward(model, plan) if has_own_call else _LayerForward(model, plan)
+
+
 def make_optimized(model: Any, plan: Plan) -> Any:
     """Return ``model`` (which stays as it is) as an instance that trains by ``plan``.
 
     Raises:
       PlanMismatchError: the plan was made for another model.
-      UnsupportedModelError: the model's inputs are not known (see ``capture.signature``), or a plan of layers is given
-        for one with its own ``call``.
+      UnsupportedModelError: the model's inputs are not known (see ``capture.signature``).
     """
-    forward: _Forward = (_OpForward if plan.request.granularity == "op" else _LayerForward)(model, plan)
+    forward = _forward_of(model, plan)
     base = base_class(model)
     optimized = _same_model(model, _optimized_class(base))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.

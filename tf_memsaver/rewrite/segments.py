@@ -37,12 +37,12 @@ class SegmentedForward:
         readers = _Readers.of(sequence)
         self._blocks = tuple(_Block.build(sequence, segment, readers) for segment in segments)
 
-    def __call__(self, inputs: Sequence[Any], training: bool) -> list[Any]:
-        """Return the flat outputs for flat, standardized inputs."""
+    def __call__(self, inputs: Sequence[Any], training: bool, shared: Shared | None = None) -> list[Any]:
+        """Return the flat outputs for flat, standardized inputs; ``shared`` if these are part of a larger model."""
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
             slots[slot] = tensor
-        shared = Shared()
+        shared = shared or Shared()
         for block in self._blocks:
             block.run(slots, training, shared)
         return [slots[slot] for slot in self._sequence.outputs]

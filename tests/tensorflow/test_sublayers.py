@@ -1,0 +1,236 @@
+"""Models that compute in a ``call`` of their own, with sublayers in segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tests.tensorflow.models import register
+from tests.tensorflow.plans import optimized_one_by_one
+from tests.tensorflow.test_own_call import blocks, blocks_half, dictionaries, of_a_graph
+from tests.tensorflow.training import assert_identical, assert_trains_alike, train
+from tf_memsaver.capture.signature import note_inputs
+from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+
+
+@register
+class Block(layers.Layer):
+    """A transformer block with a scale of its own."""
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attention = layers.MultiHeadAttention(2, width // 2, dropout=0.1)
+        self.norms = [layers.LayerNormalization() for _ in range(2)]
+        self.up, self.down = layers.Dense(4 * width, activation="gelu"), layers.Dense(width)
+        self.drop = layers.Dropout(0.1)
+        self.scale = self.add_weight(shape=(width,), initializer="ones", name="scale")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        y = self.norms[0](x)
+        x = tf.add(x, self.attention(y, y, training=training))
+        return x + self.scale * self.drop(self.down(self.up(self.norms[1](x))), training=training)
+
+
+@register
+class Encoder(layers.Layer):
+    """Blocks, and a BatchNorm behind them."""
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.blocks = [Block(width) for _ in range(3)]
+        self.norm = layers.BatchNormalization()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        for block in self.blocks:
+            x = block(x, training=training)
+        return self.norm(x, training=training)
+
+
+@register
+class Classifier(keras.Model):
+    """Words through an encoder, with TensorFlow's own functions between, a loss and a counter."""
+
+    def __init__(self, width: int = 16, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        self.embedding, self.encoder = layers.Embedding(9, width), Encoder(width)
+        self.head = layers.Dense(3)
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, words: Any, training: bool = False) -> Any:
+        x = self.encoder(self.embedding(words), training=training)
+        if training:
+            self.steps.assign(self.steps + 1.0)
+            self.add_loss(1e-3 * tf.reduce_mean(tf.square(x)))
+        return self.head(tf.reduce_mean(x, axis=1))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name, "width": self.width}
+
+
+class Odd(layers.Layer):
+    """Does what a replay could not."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(name=how)
+        self.how, self.dense, self.seen = how, layers.Dense(4), None
+
+    def call(self, x: Any, other: Any = None) -> Any:
+        self.seen = self.dense(x)
+        if self.how == "reads":
+            return self.seen + self.outside.seen
+        if self.how == "draws":
+            return self.seen * tf.random.uniform(())
+        return (self.seen, None) if self.how == "returns_none" else tf.tanh(self.seen)
+
+
+class Odds(keras.Model):
+    """Calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = [Odd(how) for how in ("plain", "draws", "returns_none", "reads")]
+        self.odd[-1].outside = self.odd[0]
+        self.head = layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        for layer in self.odd:
+            x = layer(x)
+            x = x[0] if isinstance(x, tuple) else x
+        return self.head(x)
+
+
+def classifier(width: int = 16) -> Any:
+    model = Classifier(width)
+    note_inputs(model, tf.TensorSpec((None, 6), tf.int32))
+    return model
+
+
+@pytest.mark.parametrize(
+    "build", [classifier, blocks, blocks_half, dictionaries, of_a_graph], ids=lambda build: build.__name__
+)
+def test_all_layers_that_can_be_replayed_train_alike(build: Callable[[], Any]) -> None:
+    keras.utils.set_random_seed(0)
+    model = build()
+    optimized = optimized_one_by_one(model)
+    assert_trains_alike(model, optimized, modes=("graph", "eager"), free_batch=True)
+
+
+def test_repeated_blocks_are_units() -> None:
+    graph = tf_memsaver.capture_graph(classifier(), batch_size=4)
+    layers_of = {unit.label: unit for unit in graph.units if unit.kind != "Python"}
+    names = [
+        "embedding",
+        *(f"encoder/block{end}" for end in ("", "_1", "_2")),
+        "encoder/batch_normalization",
+        "dense_6",
+    ]
+    assert list(layers_of) == names
+    assert not layers_of["encoder/block_1"].pinned
+    assert "sparse gradient" in layers_of["embedding"].pinned
+    assert all(unit.pinned for unit in graph.units if unit.kind == "Python")
+    # A layer that is called again is another unit.
+    model = dictionaries()
+    again = [unit.label for unit in tf_memsaver.capture_graph(model, batch_size=4).units]
+    assert {model.dense.name, f"{model.dense.name}#2", f"{model.dense.name}#3"} <= set(again)
+
+
+def test_what_is_kept_out_of_segments() -> None:
+    model = Odds()
+    note_inputs(model, tf.TensorSpec((None, 4)))
+    found = {unit.label: unit.pinned for unit in tf_memsaver.capture_graph(model, batch_size=4).units}
+    assert "returns something that is no tensor" in found["returns_none"]
+    assert "RandomUniform" in found["draws"]
+    assert "not among its arguments" in found["reads"]
+    assert "does not return" in found["plain"]
+
+
+def test_fit_is_the_same_and_takes_less_memory() -> None:
+    x = np.random.default_rng(0).integers(0, 9, (32, 6))
+    y = np.arange(32) % 3
+    found, peaks, predicted = [], [], []
+    for optimize in (False, True):
+        keras.utils.set_random_seed(0)
+        model: Any = classifier(64)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+        if optimize:
+            model = tf_memsaver.optimize(model, batch_size=256, strategy="min_peak")
+            assert isinstance(model, Classifier)
+            names = [f"{model.encoder.name}/{block.name}" for block in model.encoder.blocks]
+            assert set(names[:2]) <= set(model.memsaver_plan.recomputed)
+            predicted = [model.memsaver_plan.plain_peak_bytes, model.memsaver_plan.peak_bytes]
+        history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        assert float(model.steps) == 4
+        found.append((history, [weight.tobytes() for weight in model.get_weights()]))
+        peaks.append(tf_memsaver.measure(model, batch_size=256, isolate=False, steps=1).peak_bytes)
+    assert found[0] == found[1]
+    assert peaks[1] < 0.7 * peaks[0]
+    assert predicted[1] / predicted[0] == pytest.approx(peaks[1] / peaks[0], abs=0.15)
+
+
+def test_what_is_frozen_afterwards_and_told_not_to_train() -> None:
+    class Told(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = Encoder(16), layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.head(self.encoder(x, training=False))
+
+    model = Told()
+    note_inputs(model, tf.TensorSpec((None, 4, 16)))
+    optimized = optimized_one_by_one(model)
+    for frozen in (False, True):
+        model.encoder.blocks[1].trainable = not frozen
+        assert_trains_alike(model, optimized, modes=("graph", "eager"), free_batch=True)
+
+
+def test_replicas() -> None:
+    devices = tf.config.list_logical_devices("CPU")
+    strategy = tf.distribute.MirroredStrategy([device.name for device in devices])
+    x = np.random.default_rng(0).integers(0, 9, (16, 6))
+    found = []
+    for optimize in (False, True):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model: Any = classifier()
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+            if optimize:
+                model = tf_memsaver.optimize(model, batch_size=4, strategy="min_peak")
+        model.fit(x, np.arange(16) % 3, batch_size=8, shuffle=False, verbose=0)
+        found.append([weight.tobytes() for weight in model.get_weights()])
+    assert found[0] == found[1]
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    optimized = tf_memsaver.optimize(classifier(), batch_size=4, strategy="min_peak")
+    optimized.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.memsaver_plan == optimized.memsaver_plan
+    assert_identical(train(tf_memsaver.strip(loaded)), train(loaded))
+
+
+def test_what_is_refused() -> None:
+    class Nothing(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = self.add_weight(shape=(4, 4), name="kernel")
+
+        def call(self, x: Any) -> Any:
+            return tf.tanh(tf.matmul(tf.tanh(tf.matmul(x, self.kernel)), self.kernel))
+
+    with pytest.raises(UnsupportedModelError, match=r"calls none.*keras.layers.Layer.*granularity='op'"):
+        tf_memsaver.optimize(Nothing(), batch_size=4, inputs=tf.TensorSpec((None, 4)))
+    with pytest.raises(UnsupportedModelError, match="inputs="):
+        tf_memsaver.optimize(Classifier(), batch_size=4)
+    plan = tf_memsaver.search_plan(classifier(), batch_size=4)
+    with pytest.raises(PlanMismatchError):
+        tf_memsaver.apply_plan(blocks(), plan)
