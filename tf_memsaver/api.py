@@ -112,7 +112,7 @@ def search_plan(
         recompute the softmax behind it; names are then those of operations.
       inputs: what a model with a ``call`` of its own is called with: specs such as ``tf.TensorSpec((None, 224, 224,
         3))``, or a batch, in the structure of the call's first argument. It is remembered for this model. A Functional
-        model knows it.
+        model knows it, but for dimensions that its ``keras.Input`` left open, such as the length of a text.
 
     Raises:
       InfeasibleBudgetError: nothing fits the budget; it names the smallest that works.

@@ -27,7 +27,8 @@ class UnknownDimensionError(MemsaverError):
     def __str__(self) -> str:
         return (
             f"input '{self.input_name}' has shape {self.shape}: an unknown dimension cannot be counted in bytes. "
-            f"Give it a full shape (all but the batch), in keras.Input or the spec, before optimizing."
+            f"Tell what the model is called with (inputs=, specs such as tf.TensorSpec((None, 128)) in the structure "
+            f"of its inputs), or give keras.Input a full shape."
         )
 
 

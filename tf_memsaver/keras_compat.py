@@ -337,6 +337,20 @@ def share_sequential(source: Any, target: Any) -> None:
     target.built = True
 
 
+def sublayers(layer: Any) -> list[Any]:
+    """Return the layers that a layer holds itself (``_flatten_layers``)."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def share_order(source: Any, target: Any) -> None:
+    """List the layers of ``target`` as ``source`` does (``_layers``), so that weights have the same order.
+
+    A subclass of Functional may have set some of them as attributes before the constructor found them in the graph.
+    """
+    known = {id(layer) for layer in source._layers}
+    vars(target)["_layers"][:] = [*source._layers, *(each for each in target._layers if id(each) not in known)]
+
+
 def share_layers(source: Any, target: Any) -> None:
     """Give ``target``, a bare ``Model`` of the class of ``source``, all that its constructor and ``build`` made.
 

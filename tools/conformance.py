@@ -36,7 +36,7 @@ from rich.progress import track  # noqa: E402
 
 from tf_memsaver.units import format_bytes  # noqa: E402
 from tools.conformance_cell import MODES, Cell, run_variant  # noqa: E402
-from tools.conformance_models import APPLICATIONS, SMALL  # noqa: E402
+from tools.conformance_models import APPLICATIONS, SMALL, TASKS  # noqa: E402
 from tools.machine import machine  # noqa: E402
 
 _RESULTS = ROOT / "tools" / "results" / "conformance.json"
@@ -61,7 +61,17 @@ _PLAIN_RUNS = 3
 """Runs more of a plain model that the optimized one differs from."""
 
 
+_ONLY_FIT = ("evaluate_predict", "sample_weight")
+"""Modes of ``fit`` that a ``train_step`` without targets has no use for, beside loops of one's own."""
+
+
+_OF_TASKS = (("fit",), ("fit", "mixed_float16"), ("fit", "mixed_bfloat16"), ("loop_eager",), ("fit_xla",))
+"""Modes and precisions in which the larger models are trained."""
+
+
 def _trained_by(model: str, mode: str) -> bool:
+    if SMALL[model].has_own_loop and (mode.startswith("loop") or mode in _ONLY_FIT):
+        return False
     if mode == "class_weight":
         return model in _OF_CLASSES
     return mode != "loop_distributed" and (mode != "sample_weight" or model != "dictionaries")
@@ -75,7 +85,7 @@ def _groups() -> dict[str, list[Cell]]:
         for precision in ("mixed_float16", "mixed_bfloat16", "float64")
         for model in SMALL
         for mode in precise
-        if model != "layer_policies"
+        if model != "layer_policies" and _trained_by(model, mode)
     ]
     return {
         "modes": modes,
@@ -88,8 +98,15 @@ def _groups() -> dict[str, list[Cell]]:
                 ("multiworker", "loop_distributed"),
             )
             for model in SMALL
+            if mode == "fit" or not SMALL[model].has_own_loop
         ],
-        "operations": [Cell(model, mode, granularity="op") for model in SMALL for mode in ("loop_function", "fit")],
+        "operations": [
+            Cell(model, mode, granularity="op")
+            for model in SMALL
+            for mode in ("loop_function", "fit")
+            if _trained_by(model, mode)
+        ],
+        "tasks": [Cell(model, *how) for model in TASKS for how in _OF_TASKS],
         "applications": [Cell(model, "fit") for model in APPLICATIONS],
     }
 
@@ -185,7 +202,9 @@ def _against_other_runs(cell: Cell, folder: Path) -> dict[str, Any]:
         spread = {name: max(units, spread[name]) for name, units in compare(plain, again).items()}
         if not any(compare(again, optimized).values()):
             return {"outcome": "identical", "units": 0.0, "differing": [], "plain_runs": number + 2}
-    beyond = [name for name, units in compare(plain, optimized).items() if units > _ALLOWANCE * (spread[name] + 1)]
+    beyond = [
+        name for name, units in compare(plain, optimized).items() if units > _ALLOWANCE * (spread.get(name, 0.0) + 1)
+    ]
     if not any(spread.values()) or beyond:
         return {}
     return {"outcome": "varies", "units_of_plain": max(spread.values())}

@@ -246,15 +246,39 @@ def _begin_anew(precision: str) -> None:
     keras.config.set_dtype_policy(precision)
 
 
+def _specs(inputs: Any) -> Any:
+    import tensorflow as tf
+
+    if isinstance(inputs, dict):
+        return {name: _specs(each) for name, each in inputs.items()}
+    return tf.TensorSpec(*inputs)
+
+
+def _optimized(model: Any, cell: Cell, batch_size: int) -> Any:
+    import tf_memsaver
+    from tf_memsaver.capture.signature import share_signature
+
+    options: dict[str, Any] = {"batch_size": batch_size, "strategy": "min_peak", "granularity": cell.granularity}
+    if not hasattr(model, "optimized"):
+        return tf_memsaver.optimize(model, **options)
+    optimized = model.optimized(**options)
+    share_signature(model, optimized)
+    optimized.compile(model.optimizer, model.loss, **MODES[cell.mode].compile)
+    return optimized
+
+
 def _model(cell: Cell, steady: bool) -> Any:
     """Return the plain model, compiled with Adam or, where rounding must not grow, with SGD."""
     import keras
 
+    from tf_memsaver.capture.signature import note_inputs
     from tools.conformance_models import MODELS
 
     case, mode = MODELS[cell.model], MODES[cell.mode]
     keras.utils.set_random_seed(0)
     model = case.build()
+    if case.inputs is not None:
+        note_inputs(model, _specs(case.inputs))
     # Adam makes whole steps of the rounding noise of gradients that are zero, as behind a BatchNorm.
     kind = keras.optimizers.SGD if steady else keras.optimizers.Adam
     momentum = {"momentum": 0.9} if steady else {}
@@ -270,7 +294,6 @@ def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
 
     ``variant`` is "plain", "optimized" or "uncompiled": the plain model in the same mode without XLA.
     """
-    import tf_memsaver
     from tools.conformance_models import MODELS
 
     _begin_anew(cell.precision)
@@ -281,13 +304,9 @@ def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
         steady = cell.uncompiled != cell.mode
         model = _model(cell._replace(mode=cell.uncompiled) if variant == "uncompiled" else cell, steady)
         if variant == "optimized":
-            model = tf_memsaver.optimize(
-                model,
-                batch_size=size // strategy.num_replicas_in_sync,
-                strategy="min_peak",
-                granularity=cell.granularity,
-            )
-            facts["recomputed"] = len(model.memsaver_plan.recomputed)
+            model = _optimized(model, cell, size // strategy.num_replicas_in_sync)
+            parts = [part for part in model._flatten_layers() if hasattr(part, "memsaver_plan")]
+            facts["recomputed"] = sum(len(part.memsaver_plan.recomputed) for part in parts)
     record = MODES[cell.uncompiled if variant == "uncompiled" else cell.mode].run(model, strategy, size)
     facts["peak_bytes"] = _peak()
     for number, variable in enumerate(model.variables):

@@ -13,11 +13,17 @@ from keras import layers
 
 
 class Case(NamedTuple):
-    """How to build a model, and what it is trained with."""
+    """How to build a model, and what it is trained with.
+
+    ``inputs`` are the shapes and dtypes of the inputs of a model that does not know them; ``has_own_loop`` says whether
+    only its ``train_step`` trains it.
+    """
 
     build: Callable[[], Any]
     loss: Any = "mse"
     batch_size: int = 64
+    inputs: Any = None
+    has_own_loop: bool = False
 
 
 @keras.saving.register_keras_serializable("conformance")
@@ -273,6 +279,203 @@ def operators() -> Any:
     return keras.Model(inputs, layers.Dense(4)(x))
 
 
+@keras.saving.register_keras_serializable("conformance")
+class Block(layers.Layer):
+    """A transformer block that other code calls."""
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attention = layers.MultiHeadAttention(4, width // 4, dropout=0.1)
+        self.norms = [layers.LayerNormalization() for _ in range(2)]
+        self.up, self.down = layers.Dense(4 * width, activation="gelu"), layers.Dense(width)
+        self.drop = layers.Dropout(0.1)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Return what comes behind the block."""
+        y = self.norms[0](x)
+        x = x + self.attention(y, y, training=training)
+        return x + self.drop(self.down(self.up(self.norms[1](x))), training=training)
+
+
+@keras.saving.register_keras_serializable("conformance")
+class Subclassed(keras.Model):
+    """Blocks, BatchNorm and TensorFlow's own functions in a ``call``, with a loss and a state."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stem, self.head = layers.Dense(32), layers.Dense(4)
+        self.blocks = [Block(32) for _ in range(3)]
+        self.norm = layers.BatchNormalization()
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Return four numbers for a sequence."""
+        import tensorflow as tf
+
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x, training=training)
+        x = tf.reduce_mean(self.norm(x, training=training), axis=1)
+        if training:
+            self.steps.assign(self.steps + 1)
+            self.add_loss(1e-3 * tf.reduce_mean(tf.square(x)))
+        return self.head(x)
+
+
+@keras.saving.register_keras_serializable("conformance")
+class Gan(keras.Model):
+    """A Wasserstein GAN with a gradient penalty: two models, two optimizers, and second derivatives."""
+
+    def __init__(self, generator: Any, critic: Any, seeds: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.generator, self.critic, self.seeds = generator, critic, seeds
+
+    def compile(self, optimizer: Any, loss: Any, **kwargs: Any) -> None:
+        """Take an optimizer for the generator; the critic gets one like it."""
+        super().compile(optimizer, loss, **kwargs)
+        self.critic_optimizer = type(self.optimizer).from_config(self.optimizer.get_config())
+        self.critic_optimizer.build(self.critic.trainable_variables)
+        self.optimizer.build(self.generator.trainable_variables)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Return what the critic makes of ``x``."""
+        return self.critic(x, training=training)
+
+    def optimized(self, batch_size: int, **options: Any) -> Any:
+        """Return the same with both models optimized."""
+        import tf_memsaver
+
+        parts = [tf_memsaver.optimize(part, batch_size=batch_size, **options) for part in (self.generator, self.critic)]
+        return Gan(parts[0], parts[1], self.seeds)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Train the critic, then the generator."""
+        import tensorflow as tf
+
+        import tf_memsaver
+
+        real = data[0]
+        noise = keras.random.normal(tf.shape(real), seed=self.seeds)
+        with tf.GradientTape() as tape:
+            made = self.generator(noise, training=True)
+            loss = tf.reduce_mean(self.critic(made, training=True)) - tf.reduce_mean(self.critic(real, training=True))
+            # Second derivatives go through the plain critic, which has the same weights.
+            critic = tf_memsaver.strip(self.critic)
+            with tf.GradientTape() as inner:
+                between = 0.5 * (real + made)
+                inner.watch(between)
+                scores = critic(between, training=True)
+            slope = tf.norm(inner.gradient(scores, between) + 1e-6, axis=-1)
+            critic_loss = loss + 10.0 * tf.reduce_mean(tf.square(slope - 1.0))
+        variables = self.critic.trainable_variables
+        gradients = tape.gradient(critic_loss, [v.value for v in variables])
+        self.critic_optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_mean(self.critic(self.generator(noise, training=True), training=True))
+        variables = self.generator.trainable_variables
+        gradients = tape.gradient(loss, [v.value for v in variables])
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return {"critic_loss": critic_loss, "loss": loss}
+
+
+def subclassed() -> Any:
+    """Return a model that computes in a ``call`` of its own."""
+    return Subclassed()
+
+
+def gan() -> Any:
+    """Return a Wasserstein GAN."""
+    noise, image = keras.Input((32,)), keras.Input((32,))
+    x = image
+    for _ in range(3):
+        x = layers.Dense(64, activation="tanh")(x)
+    generator = keras.Model(noise, layers.Dense(32)(_dense_blocks(noise, 4)))
+    return Gan(generator, keras.Model(image, layers.Dense(1)(x)), keras.random.SeedGenerator(3))
+
+
+# Tasks of KerasHub ----------------------------------------------------------------------------------------------------
+
+_TEXT: dict[str, Any] = {
+    "vocabulary_size": 50,
+    "num_layers": 3,
+    "num_heads": 4,
+    "hidden_dim": 32,
+    "intermediate_dim": 128,
+}
+
+
+def bert_classifier() -> Any:
+    """Return a BERT classifier."""
+    from keras_hub import models
+
+    backbone = models.BertBackbone(**_TEXT, max_sequence_length=24)
+    return models.BertTextClassifier(backbone=backbone, num_classes=4, preprocessor=None)
+
+
+def gpt2_language_model() -> Any:
+    """Return a GPT-2 language model."""
+    from keras_hub import models
+
+    return models.GPT2CausalLM(backbone=models.GPT2Backbone(**_TEXT, max_sequence_length=24), preprocessor=None)
+
+
+def t5_encoder_decoder() -> Any:
+    """Return the encoder and decoder of T5."""
+    from keras_hub import models
+
+    return models.T5Backbone(**_TEXT)
+
+
+def bart_encoder_decoder() -> Any:
+    """Return the encoder and decoder of BART."""
+    from keras_hub import models
+
+    return models.BartBackbone(**_TEXT, max_sequence_length=24)
+
+
+def vit_classifier() -> Any:
+    """Return a vision transformer."""
+    from keras_hub import models
+
+    size = {"num_layers": 3, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 128}
+    backbone = models.ViTBackbone(image_shape=(32, 32, 3), patch_size=8, **size)
+    return models.ViTImageClassifier(backbone=backbone, num_classes=4, preprocessor=None)
+
+
+def deeplab_segmenter() -> Any:
+    """Return DeepLabV3, which segments images."""
+    from keras_hub import models
+
+    encoder = models.ResNetBackbone(
+        input_conv_filters=[16],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64, 16, 16, 16],
+        stackwise_num_blocks=[1, 1, 1, 1],
+        stackwise_num_strides=[1, 2, 2, 2],
+        block_type="bottleneck_block",
+        image_shape=(64, 64, 3),
+    )
+    backbone = models.DeepLabV3Backbone(
+        image_encoder=encoder,
+        low_level_feature_key="P2",
+        spatial_pyramid_pooling_key="P4",
+        upsampling_size=4,
+        dilation_rates=[6, 12, 18],
+        image_shape=(64, 64, 3),
+    )
+    return models.DeepLabV3ImageSegmenter(backbone=backbone, num_classes=3, preprocessor=None)
+
+
+def _tokens(*names: str) -> dict[str, Any]:
+    return dict.fromkeys(names, ((None, 24), "int32"))
+
+
+_PAIR = _tokens("encoder_token_ids", "encoder_padding_mask", "decoder_token_ids", "decoder_padding_mask")
+
+
+# All of them ----------------------------------------------------------------------------------------------------------
+
+
 def _classes(name: str) -> Callable[[], Any]:
     def build() -> Any:
         side = 75 if name.startswith(("Inception", "Xception")) else 32
@@ -310,6 +513,17 @@ SMALL: dict[str, Case] = {
     "layer_policies": Case(layer_policies, batch_size=1024),
     "spectral": Case(spectral),
     "operators": Case(operators, batch_size=1024),
+    "subclassed": Case(subclassed, inputs=((None, 24, 16), "float32")),
+    "gan": Case(gan, batch_size=1024, inputs=((None, 32), "float32"), has_own_loop=True),
+}
+
+TASKS: dict[str, Case] = {
+    "bert_classifier": Case(bert_classifier, _logits, inputs=_tokens("token_ids", "segment_ids", "padding_mask")),
+    "gpt2_language_model": Case(gpt2_language_model, _logits, inputs=_tokens("token_ids", "padding_mask")),
+    "t5_encoder_decoder": Case(t5_encoder_decoder, inputs=_PAIR),
+    "bart_encoder_decoder": Case(bart_encoder_decoder, inputs=_PAIR),
+    "vit_classifier": Case(vit_classifier, _logits),
+    "deeplab_segmenter": Case(deeplab_segmenter, "categorical_crossentropy", batch_size=4),
 }
 
 APPLICATIONS: dict[str, Case] = {
@@ -332,4 +546,4 @@ APPLICATIONS: dict[str, Case] = {
     )
 }
 
-MODELS: dict[str, Case] = {**SMALL, **APPLICATIONS}
+MODELS: dict[str, Case] = {**SMALL, **TASKS, **APPLICATIONS}

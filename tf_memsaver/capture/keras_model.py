@@ -13,7 +13,7 @@ from tf_memsaver.capture import batch
 from tf_memsaver.capture.batch import check_batch_size, input_specs
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.convert import build_graph, current_device
-from tf_memsaver.capture.layer_calls import list_layer_calls
+from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.capture.signature import check_model
 from tf_memsaver.capture.step import Placeholders, Weight, trace_step
@@ -58,8 +58,7 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer") ->
 def _source(model: Any, batch_size: int, granularity: str) -> KerasStep:
     if granularity == "op":
         return KerasOpStep(model, batch_size)
-    has_own_call = keras_compat.inner_functional(model) is None
-    return (KerasSublayerStep if has_own_call else KerasStep)(model, batch_size)
+    return (KerasSublayerStep if runs_as_python(model) else KerasStep)(model, batch_size)
 
 
 def _nothing_to_replay(model: Any, graph: Graph) -> UnsupportedModelError:

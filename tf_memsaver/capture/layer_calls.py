@@ -6,6 +6,7 @@ unit of each call and ``rewrite`` runs them in segments, so both see the same po
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,31 @@ class LayerCall:
         bound = keras_compat.bind_training(self.operation, training if self.training is None else self.training)
         with scope:
             return keras.tree.flatten(bound(*args, **kwargs))
+
+
+def runs_as_python(model: Any) -> bool:
+    """Whether the layers of ``model`` are best found by running it, as the blocks that its own code calls.
+
+    That is so for a model with a ``call`` of its own, and for a Functional one where a layer of a user's, one of its
+    kind, holds the blocks (an encoder).
+    """
+    if keras_compat.inner_functional(model) is None:
+        return True
+    layers = [call.operation for call in list_layer_calls(model).calls]
+    kinds = Counter(type(layer) for layer in {id(layer): layer for layer in layers}.values())
+    return any(kinds[type(layer)] == 1 and _holds_blocks(layer) for layer in layers)
+
+
+def _holds_blocks(layer: Any) -> bool:
+    if not _is_users_own(layer):
+        return False
+    inside = [each for each in keras_compat.sublayers(layer) if keras_compat.sublayers(each)]
+    kinds = Counter(type(each) for each in inside if _is_users_own(each))
+    return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, inside))
+
+
+def _is_users_own(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Layer) and type(layer).__module__.partition(".")[0] != "keras"
 
 
 def check_supported(model: Any) -> Any:
@@ -174,7 +200,8 @@ class _Flattener:
         if not isinstance(operation, keras.Model):
             return None
         inner = keras_compat.inner_functional(operation)
-        plain_call = len(args) == 1 and all(v is None for k, v in kwargs.items() if k != "training")
+        others = keras.tree.flatten([value for name, value in kwargs.items() if name != "training"])
+        plain_call = len(args) == 1 and all(value is None for value in others)
         own_state = operation.activity_regularizer is not None
         return inner if inner is not None and plain_call and not own_state else None
 

@@ -56,30 +56,32 @@ def signature_of(model: Any) -> Signature:
     """
     check_model(model)
     functional = _graph_of(model)
+    if model in _NOTED:
+        return _NOTED[model]
     if functional is not None:
         outputs = _single(functional.output)
-        names = sorted(outputs) if isinstance(outputs, dict) else functional.output_names
-        return Signature(_single(functional.input), outputs, list(names))
-    if model not in _NOTED:
-        raise UnsupportedModelError(
-            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
-            f"inputs. Give what it is called with, such as inputs=tf.TensorSpec((None, 224, 224, 3)) (or a batch, or "
-            f"a dict of them), to optimize."
-        )
-    return _NOTED[model]
+        return Signature(_single(functional.input), outputs, _output_names(outputs, functional.output_names))
+    raise UnsupportedModelError(
+        f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
+        f"inputs. Give what it is called with, such as inputs=tf.TensorSpec((None, 224, 224, 3)) (or a batch, or "
+        f"a dict of them), to optimize."
+    )
 
 
 def note_inputs(model: Any, inputs: Any) -> None:
-    """Take down what a model with its own ``call`` is called with: a structure of specs, or a batch. It is built.
+    """Take down what a model is called with: a structure of specs, or a batch. A model of its own ``call`` is built.
+
+    A Functional model knows its inputs, but for dimensions that its ``keras.Input`` left open, which are told here.
 
     Raises:
-      InvalidRequestError: something in it has no shape and dtype, or the model says itself what it takes.
+      InvalidRequestError: something in it has no shape and dtype, does not fit the model, or is known.
       UnsupportedModelError: no Keras model, or its call cannot be traced with this.
     """
     check_model(model)
-    if _graph_of(model) is not None:
-        raise InvalidRequestError(f"model '{model.name}' knows its inputs: leave inputs= out")
     specs = keras.tree.map_structure(_free, inputs)
+    functional = _graph_of(model)
+    if functional is not None:
+        specs = _completed(model, _single(functional.input), specs)
     found: list[Any] = []
 
     def traced(*flat: Any) -> Any:
@@ -90,7 +92,31 @@ def note_inputs(model: Any, inputs: Any) -> None:
     trace_call(model, traced, keras.tree.flatten(specs))
     outputs = found[-1]
     numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
-    _NOTED[model] = Signature(specs, outputs, sorted(outputs) if isinstance(outputs, dict) else numbered)
+    names = numbered if functional is None else functional.output_names
+    _NOTED[model] = Signature(specs, outputs, _output_names(outputs, names))
+
+
+def _output_names(outputs: Any, names: Sequence[str]) -> list[str]:
+    return sorted(outputs) if isinstance(outputs, dict) else list(names)
+
+
+def _completed(model: Any, known: Any, given: Any) -> Any:
+    """Return the inputs that a Functional model knows with the dimensions that are given where they were open."""
+    tensors = keras.tree.flatten(known)
+    if all(dim is not None for tensor in tensors for dim in tensor.shape[1:]):
+        raise InvalidRequestError(f"model '{model.name}' knows its inputs: leave inputs= out")
+    try:
+        keras.tree.assert_same_structure(known, given)
+        pairs = list(zip(tensors, keras.tree.flatten(given), strict=True))
+        specs = [
+            tf.TensorSpec(spec.shape.merge_with(tensor.shape), tensor.dtype, tensor.name) for tensor, spec in pairs
+        ]
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"inputs: model '{model.name}' takes {keras.tree.map_structure(lambda t: tuple(t.shape), known)}, "
+            f"got {keras.tree.map_structure(lambda spec: tuple(spec.shape), given)}"
+        ) from error
+    return keras.tree.pack_sequence_as(known, specs)
 
 
 def share_signature(source: Any, target: Any) -> None:

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.layer_calls import list_layer_calls
+from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction, settings_of
 from tf_memsaver.capture.signature import inputs_to_json, note_inputs_of_json, share_signature
 from tf_memsaver.errors import UnsupportedModelError
@@ -146,8 +146,7 @@ class _SublayerForward:
 def _forward_of(model: Any, plan: Plan) -> _Forward:
     if plan.request.granularity == "op":
         return _OpForward(model, plan)
-    has_own_call = keras_compat.inner_functional(model) is None
-    return _SublayerForward(model, plan) if has_own_call else _LayerForward(model, plan)
+    return _SublayerForward(model, plan) if runs_as_python(model) else _LayerForward(model, plan)
 
 
 def make_optimized(model: Any, plan: Plan) -> Any:
@@ -231,9 +230,11 @@ def _same_model(model: Any, cls: Any) -> Any:
     else:
         keras.Model.__init__(made, name=model.name)
     keras_compat.share_attributes(model, made)
-    if not isinstance(model, (keras.Sequential, keras_compat.Functional)):
+    if isinstance(model, keras_compat.Functional):
+        keras_compat.share_order(model, made)
+    elif not isinstance(model, keras.Sequential):
         keras_compat.share_layers(model, made)
-        share_signature(model, made)
+    share_signature(model, made)
     return made
 
 
