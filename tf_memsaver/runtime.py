@@ -277,9 +277,17 @@ def _replay(
     # while weight gradients here still hold replayed activations.
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
+    _free_constants(added)
     witness = replay_witness(added[: end - start], added, outputs, found, gates)
     together = iter(_together(found, None if witness is None else gates.gate([witness])))
     return [None if gradient is None else next(together) for gradient in gradients]
+
+
+def _free_constants(operations: Iterable[Any]) -> None:
+    """Let constants wait for nothing: graph optimisation moves only such through chains of products and sums."""
+    for operation in operations:
+        if operation.type == "Const":
+            operation._remove_all_control_inputs()
 
 
 def _as_finished(gradients: list[Any], variables: Sequence[int], finished: Sequence[int]) -> list[Any]:

@@ -51,9 +51,10 @@ class OwnStep(keras.Model):
         """Train on a doubled loss and count the steps."""
         import tensorflow as tf
 
-        x, y = data
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
-            loss = 2.0 * self.compute_loss(x=x, y=y, y_pred=self(x, training=True), training=True)
+            outputs = self(x, training=True)
+            loss = 2.0 * self.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
         gradients = tape.gradient(loss, [v.value for v in self.trainable_variables])
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}
