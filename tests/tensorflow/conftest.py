@@ -10,8 +10,8 @@ import pytest
 
 import tf_memsaver  # noqa: F401 - what is imported stays for good: see below
 
-# Keras collects garbage before every test. What TensorFlow is made of, a million objects, is not garbage, and neither is
-# what a test leaves behind for good: TensorFlow keeps the graphs of custom gradients.
+# Keras collects garbage before every test. What TensorFlow is made of, a million objects, is not garbage, and neither
+# is what a test leaves behind for good: TensorFlow keeps the graphs of custom gradients.
 gc.freeze()
 
 

@@ -52,7 +52,7 @@ def _listed(root: Any, variables: list[tf.Variable]) -> Any:
 def _reusable(folder: Path) -> tuple[str, str, Any]:
     """A Keras model as a Reusable SavedModel: ``__call__`` with and without training, and a serving signature."""
     x = inputs = keras.Input((32,))
-    for _ in range(12):
+    for _ in range(8):
         x = layers.Dropout(0.1)(layers.BatchNormalization()(layers.Dense(32, activation="gelu")(x)))
     model = keras.Model(inputs, layers.Dense(3)(x))
     root = tf.__internal__.tracking.AutoTrackable()
@@ -78,9 +78,8 @@ def _trained(folder: str, name: str, batch: Any, scratch: Path, steps: int) -> d
         return dict(found)
 
 
-@pytest.mark.parametrize(
-    "case", ["reusable", "convolutions", "recurrent", "module", "embedding", "attention", "silu", "looped"]
-)
+# test_function.py has more of them, in this process.
+@pytest.mark.parametrize("case", ["reusable", "convolutions", "recurrent", "module", "attention"])
 def test_source_and_rewritten_train_alike(case: str, tmp_path: Path) -> None:
     made = _reusable(tmp_path) if case == "reusable" else _module(getattr(functions, case), tmp_path)
     source, name, batch = made
