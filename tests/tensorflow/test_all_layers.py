@@ -516,11 +516,18 @@ def trained(built: Built, model: Any, **options: Any) -> Record:
     return {**record, **{("state", place): state.numpy() for place, state in enumerate(states)}}
 
 
+def _takes_renorm() -> bool:
+    return "renorm" in inspect.signature(layers.BatchNormalization.__init__).parameters
+
+
 def _parameters() -> list[Any]:
     found = []
     for name, cases in {**CASES, **MORE}.items():
         kind = getattr(layers, name, None)
         for variant, case in cases.items() if kind is not None or name in MORE else ():
+            if variant == "renorm" and not _takes_renorm():
+                # From Keras 3.14 on.
+                continue
             marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=case.fails)] if case.fails else []
             eagerly = variant in ("", "counting")
             found.append(pytest.param(kind, case, eagerly, id=f"{name}-{variant}" if variant else name, marks=marks))
@@ -667,7 +674,7 @@ def test_a_layer_of_another_framework_cannot_be_made_without_it(name: str) -> No
     module, make = NOT_HERE[name]
     if importlib.util.find_spec(module) is not None:
         pytest.skip(f"{module} is installed, and no test makes this layer")
-    with pytest.raises(ImportError, match=module):
+    with pytest.raises((ImportError, ValueError), match=f"(?i){module}"):
         make(getattr(layers, name))(keras.Input((3,)))
 
 
@@ -752,7 +759,8 @@ def test_a_random_layer_without_a_seed() -> None:
     x = layers.Dense(6, name="d0")(x)
     x = layers.Lambda(lambda y: y * keras.random.uniform((1, 6)))(x)
     model = keras.Model(inputs, layers.Dense(2)(layers.Dense(6, name="d1")(x)))
-    _assert_trains_alike(model, optimized_by_hand(model, ("d0", "d1")))
+    # Before Keras 3.15, only that makes the seed of all such layers anew.
+    _assert_trains_alike(model, optimized_by_hand(model, ("d0", "d1")), reset=keras.backend.clear_session)
 
 
 def test_a_feature_space_in_front() -> None:

