@@ -43,9 +43,9 @@ class Block(layers.Layer):
 class Encoder(layers.Layer):
     """Blocks, and a BatchNorm behind them."""
 
-    def __init__(self, width: int, **kwargs: Any) -> None:
+    def __init__(self, width: int, blocks: int = 2, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.blocks = [Block(width) for _ in range(2)]
+        self.blocks = [Block(width) for _ in range(blocks)]
         self.norm = layers.BatchNormalization()
 
     def call(self, x: Any, training: bool = False) -> Any:
@@ -58,10 +58,10 @@ class Encoder(layers.Layer):
 class Classifier(keras.Model):
     """Words through an encoder, with TensorFlow's own functions between, a loss and a counter."""
 
-    def __init__(self, width: int = 16, **kwargs: Any) -> None:
+    def __init__(self, width: int = 16, blocks: int = 2, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.width = width
-        self.embedding, self.encoder = layers.Embedding(9, width), Encoder(width)
+        self.width, self.blocks = width, blocks
+        self.embedding, self.encoder = layers.Embedding(9, width), Encoder(width, blocks)
         self.head = layers.Dense(3)
         self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
 
@@ -73,7 +73,7 @@ class Classifier(keras.Model):
         return self.head(tf.reduce_mean(x, axis=1))
 
     def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, "width": self.width}
+        return {"name": self.name, "width": self.width, "blocks": self.blocks}
 
 
 class Odd(layers.Layer):
@@ -108,8 +108,8 @@ class Odds(keras.Model):
         return self.head(x)
 
 
-def classifier(width: int = 16) -> Any:
-    model = Classifier(width)
+def classifier(width: int = 16, blocks: int = 2) -> Any:
+    model = Classifier(width, blocks)
     note_inputs(model, tf.TensorSpec((None, 6), tf.int32))
     return model
 
@@ -148,27 +148,33 @@ def test_what_is_kept_out_of_segments() -> None:
     assert "does not return" in found["plain"]
 
 
-def test_fit_is_the_same_and_takes_less_memory() -> None:
+def test_fit_is_the_same() -> None:
     x = np.random.default_rng(0).integers(0, 9, (32, 6))
-    y = np.arange(32) % 3
-    found, peaks, predicted = [], [], []
+    found = []
     for optimize in (False, True):
         keras.utils.set_random_seed(0)
-        model: Any = classifier(64)
+        model: Any = classifier()
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
         if optimize:
-            model = tf_memsaver.optimize(model, batch_size=256, strategy="min_peak")
-            assert isinstance(model, Classifier)
-            names = [f"{model.encoder.name}/{block.name}" for block in model.encoder.blocks]
-            assert names[0] in model.memsaver_plan.recomputed
-            predicted = [model.memsaver_plan.plain_peak_bytes, model.memsaver_plan.peak_bytes]
-        history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+            model = tf_memsaver.optimize(model, batch_size=64, strategy="min_peak")
+            assert isinstance(model, Classifier) and model.memsaver_plan.recomputed
+        history = model.fit(x, np.arange(32) % 3, batch_size=16, epochs=2, shuffle=False, verbose=0).history
         assert float(model.steps) == 4
         found.append((history, [weight.tobytes() for weight in model.get_weights()]))
-        peaks.append(tf_memsaver.measure(model, batch_size=256, isolate=False, steps=1).activation_bytes)
     assert found[0] == found[1]
-    assert peaks[1] < 0.7 * peaks[0]
-    assert predicted[1] < 0.7 * predicted[0]
+
+
+def test_less_memory() -> None:
+    model = classifier(64, blocks=4)
+    optimized = tf_memsaver.optimize(model, batch_size=256, strategy="min_peak")
+    plan = optimized.memsaver_plan
+    blocks_of = [f"{model.encoder.name}/{block.name}" for block in model.encoder.blocks]
+    assert len(set(blocks_of).intersection(plan.recomputed)) >= 3
+    assert plan.peak_bytes < 0.8 * plan.plain_peak_bytes
+    peaks = [
+        tf_memsaver.measure(m, batch_size=256, isolate=False, steps=1).activation_bytes for m in (model, optimized)
+    ]
+    assert peaks[1] < 0.8 * peaks[0]
 
 
 def test_what_is_frozen_afterwards_and_told_not_to_train() -> None:
