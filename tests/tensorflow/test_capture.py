@@ -164,6 +164,15 @@ def test_models_that_are_not_captured(build: Any) -> None:
     assert len(str(caught.value)) > 40
 
 
+def test_convolutions_in_a_loop_by_operations() -> None:
+    # Their gradients are in bodies where not even ranks are known.
+    x = inputs = keras.Input((3, 6, 6, 2))
+    x = layers.TimeDistributed(layers.Conv2D(4, 3, padding="same"))(x)
+    x = layers.ConvLSTM2D(4, 3)(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+    assert capture_graph(model, batch_size=4, granularity="op").ops
+
+
 def test_nothing_to_train() -> None:
     model = models.chain()
     model.trainable = False

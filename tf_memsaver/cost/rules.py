@@ -82,8 +82,12 @@ def flops(spec: OpSpec) -> int:
     rule = _FLOPS.get(spec.type)
     if rule is None:
         return sum(math.prod(shape) for shape in spec.output_shapes)
-    known = all((*spec.input_shapes[:1], *spec.output_shapes[:1]))
-    return rule(spec) if known else 0
+    return rule(spec) if _is_known(spec) else 0
+
+
+def _is_known(spec: OpSpec) -> bool:
+    """Whether the ranks that rules go by are known; in the body of a loop they may not be."""
+    return all((*spec.input_shapes[:1], *spec.output_shapes[:1]))
 
 
 def bytes_moved(spec: OpSpec) -> int:
@@ -164,7 +168,7 @@ MATRIX_OPS = frozenset(_FLOPS)
 def workspace_bytes(spec: OpSpec) -> int:
     """Return the scratch memory that the op's kernel allocates while it runs."""
     rule = _WORKSPACE.get(spec.type)
-    return 0 if rule is None else rule(spec)
+    return rule(spec) if rule is not None and _is_known(spec) else 0
 
 
 def _compiled_filter_gradient(spec: OpSpec) -> int:
