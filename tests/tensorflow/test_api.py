@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
@@ -19,6 +20,7 @@ from tf_memsaver.errors import (
     InvalidRequestError,
     MemsaverError,
     PlanMismatchError,
+    UnknownDimensionError,
     UnsupportedModelError,
 )
 
@@ -154,3 +156,44 @@ def test_something_that_is_no_model(thing: Any) -> None:
 def test_an_unbuilt_sequential_model() -> None:
     with pytest.raises(UnsupportedModelError, match="not built"):
         tf_memsaver.optimize(keras.Sequential([layers.Dense(2)]), batch_size=4)
+
+
+def test_open_dimensions_are_told() -> None:
+    inputs = keras.Input((None,), dtype="int32", name="words")
+    x = layers.Embedding(9, 16)(inputs)
+    for _ in range(4):
+        x = layers.Dense(16, activation="gelu")(x)
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+    with pytest.raises(UnknownDimensionError, match="inputs="):
+        tf_memsaver.optimize(model, batch_size=64)
+    with pytest.raises(InvalidRequestError, match="takes"):
+        tf_memsaver.optimize(model, batch_size=64, inputs={"words": tf.TensorSpec((None, 12))})
+    optimized = tf_memsaver.optimize(model, batch_size=64, strategy="min_peak", inputs=tf.TensorSpec((None, 12)))
+    assert optimized.memsaver_plan.recomputed
+    assert tf_memsaver.verify(model, optimized, batch_size=4).identical
+    assert optimized(tf.ones((2, 5), tf.int32)).shape == (2, 3)
+
+
+def test_weights_keep_their_order() -> None:
+    class HeadFirst(keras.Model):
+        """Sets its last layer before the constructor finds the others."""
+
+        def __init__(self) -> None:
+            inputs = keras.Input((8,))
+            self.head = layers.Dense(2, name="head")
+            x = layers.Dense(8, "gelu", name="first")(inputs)
+            super().__init__(inputs, self.head(layers.Dense(8, name="second")(x)))
+
+    model = HeadFirst()
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="min_peak")
+    assert model.variables[0].path == "head/kernel"
+    assert [id(v) for v in optimized.variables] == [id(v) for v in model.variables]
+
+
+def test_nested_models_of_dicts_are_taken_apart() -> None:
+    image, text = keras.Input((8,), name="image"), keras.Input((8,), name="text")
+    x = layers.Dense(8, "gelu", name="inside")(layers.Concatenate()([image, text]))
+    inner = keras.Model({"image": image, "text": text}, x, name="inner")
+    outer = {"image": keras.Input((8,), name="image"), "text": keras.Input((8,), name="text")}
+    model = keras.Model(outer, layers.Dense(2)(inner(outer)))
+    assert "inner/inside" in [unit.label for unit in tf_memsaver.capture_graph(model, batch_size=4).units]
