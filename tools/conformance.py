@@ -278,12 +278,12 @@ def table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def _rows_before() -> dict[Cell, dict[str, Any]]:
-    """Return, by cell, the rows that are not run again."""
+    """Return, by cell, the rows of an earlier run."""
     before = Path(_OUTPUT.value)
     if not _RESUME.value or not before.exists():
         return {}
     rows = json.loads(before.read_text(encoding="utf-8"))["rows"]
-    return {Cell(*(row[name] for name in Cell._fields)): row for row in rows if row["outcome"] not in _RUN_AGAIN}
+    return {Cell(*(row[name] for name in Cell._fields)): row for row in rows}
 
 
 def _write(rows: list[dict[str, Any]]) -> None:
@@ -297,7 +297,7 @@ def main(_: list[str]) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     _PROCESSES.set_forkserver_preload(["tensorflow", "keras", "tf_memsaver", "tools.conformance_cell"])
     chosen, rows = cells(), _rows_before()
-    left = [cell for cell in chosen if cell not in rows]
+    left = [cell for cell in chosen if cell not in rows or rows[cell]["outcome"] in _RUN_AGAIN]
     with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as pool:
         running = {pool.submit(run, cell): cell for cell in left}
         for done in track(concurrent.futures.as_completed(running), description="cells", total=len(left)):

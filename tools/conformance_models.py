@@ -319,7 +319,7 @@ class Subclassed(keras.Model):
         x = tf.reduce_mean(self.norm(x, training=training), axis=1)
         if training:
             self.steps.assign(self.steps + 1)
-            self.add_loss(1e-3 * tf.reduce_mean(tf.square(x)))
+            self.add_loss(1e-3 * tf.reduce_mean(tf.square(tf.cast(x, tf.float32))))
         return self.head(x)
 
 
@@ -358,7 +358,7 @@ class Gan(keras.Model):
         real = data[0]
         noise = keras.random.normal(tf.shape(real), seed=self.seeds)
         with tf.GradientTape() as tape:
-            made = self.generator(noise, training=True)
+            made = tf.cast(self.generator(noise, training=True), real.dtype)
             loss = tf.reduce_mean(self.critic(made, training=True)) - tf.reduce_mean(self.critic(real, training=True))
             # Second derivatives go through the plain critic, which has the same weights.
             critic = tf_memsaver.strip(self.critic)
