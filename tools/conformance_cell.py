@@ -316,6 +316,12 @@ def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
     return record, facts
 
 
+def _in_short(error: Exception) -> str:
+    """Return the line that says what is wrong: the last one that names no file of this machine."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "/" not in line]
+    return (lines or [""])[-1][:200]
+
+
 def run_variant(cell: Cell, variant: str, folder: Path, workers: Sequence[str] = (), number: int = 0) -> None:
     """Run a variant of a cell in this process; write ``VARIANT.npz`` and ``VARIANT.json`` to the folder.
 
@@ -336,6 +342,6 @@ def run_variant(cell: Cell, variant: str, folder: Path, workers: Sequence[str] =
         if number == 0:
             np.savez(folder / f"{variant}.npz", **arrays)
     except Exception as error:  # A cell that fails is a row of the table.
-        facts = {"error": type(error).__name__, "message": str(error)[:600]}
+        facts = {"error": type(error).__name__, "message": _in_short(error)}
     if number == 0:
         (folder / f"{variant}.json").write_text(json.dumps(facts), encoding="utf-8")
