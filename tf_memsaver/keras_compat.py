@@ -337,6 +337,11 @@ def share_sequential(source: Any, target: Any) -> None:
     target.built = True
 
 
+def is_built_in(layer: Any) -> bool:
+    """Whether Keras itself has the layer's class."""
+    return type(layer).__module__.partition(".")[0] == "keras"
+
+
 def sublayers(layer: Any) -> list[Any]:
     """Return the layers that a layer holds itself (``_flatten_layers``)."""
     return list(layer._flatten_layers(include_self=False, recursive=False))

@@ -112,18 +112,27 @@ def _then_evaluate_and_predict(model: Any, strategy: Any, size: int) -> Record:
     return found
 
 
+def _step(model: Any, x: Any, y: Any, replicas: int = 1) -> tuple[Any, list[Any]]:
+    """Train on a batch as a loop of one's own does; return the loss, this replica's share of it, and the gradients."""
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True), training=True)
+        if replicas > 1:
+            loss = loss / replicas
+        scaled = model.optimizer.scale_loss(loss)
+    gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
+    pairs = zip(gradients, model.trainable_variables, strict=True)
+    model.optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
+    return loss, gradients
+
+
 def _loop(wrap: Callable[[Any, Any], Any]) -> Callable[[Any, Any, int], Record]:
     def run(model: Any, strategy: Any, size: int) -> Record:
         import tensorflow as tf
 
         def step(x: Any, y: Any) -> Any:
-            with tf.GradientTape() as tape:
-                loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True), training=True)
-                scaled = model.optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, [v.value for v in model.trainable_variables])
-            pairs = zip(gradients, model.trainable_variables, strict=True)
-            model.optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
-            return loss, gradients
+            return _step(model, x, y)
 
         batches = _batches(model, size)
         train = wrap(step, batches[0])
@@ -162,11 +171,7 @@ def _distributed_loop(model: Any, strategy: Any, size: int) -> Record:
     count = strategy.num_replicas_in_sync
 
     def replica_step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True), training=True) / count
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
+        return _step(model, x, y, replicas=count)[0]
 
     @tf.function
     def step(x: Any, y: Any) -> Any:

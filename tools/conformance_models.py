@@ -26,6 +26,11 @@ class Case(NamedTuple):
     has_own_loop: bool = False
 
 
+def _descend(optimizer: Any, tape: Any, loss: Any, variables: list[Any]) -> None:
+    gradients = tape.gradient(loss, [v.value for v in variables])
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+
 @keras.saving.register_keras_serializable("conformance")
 class KlDivergence(layers.Layer):
     """Samples from a normal distribution and adds its divergence from the standard normal one to the losses."""
@@ -55,8 +60,7 @@ class OwnStep(keras.Model):
         with tf.GradientTape() as tape:
             outputs = self(x, training=True)
             loss = 2.0 * self.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
-        gradients = tape.gradient(loss, [v.value for v in self.trainable_variables])
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        _descend(self.optimizer, tape, loss, self.trainable_variables)
         return {"loss": loss}
 
 
@@ -368,14 +372,10 @@ class Gan(keras.Model):
                 scores = critic(between, training=True)
             slope = tf.norm(inner.gradient(scores, between) + 1e-6, axis=-1)
             critic_loss = loss + 10.0 * tf.reduce_mean(tf.square(slope - 1.0))
-        variables = self.critic.trainable_variables
-        gradients = tape.gradient(critic_loss, [v.value for v in variables])
-        self.critic_optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        _descend(self.critic_optimizer, tape, critic_loss, self.critic.trainable_variables)
         with tf.GradientTape() as tape:
             loss = -tf.reduce_mean(self.critic(self.generator(noise, training=True), training=True))
-        variables = self.generator.trainable_variables
-        gradients = tape.gradient(loss, [v.value for v in variables])
-        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        _descend(self.optimizer, tape, loss, self.generator.trainable_variables)
         return {"critic_loss": critic_loss, "loss": loss}
 
 

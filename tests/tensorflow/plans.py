@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_memsaver import keras_compat
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.capture.layer_calls import list_layer_calls
+from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.capture.sublayer_calls import SublayerCalls
 from tf_memsaver.plain_names import Names
@@ -93,7 +93,7 @@ def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granu
 def sequence_of(model: Any, granularity: str) -> CallSequence:
     if granularity == "op":
         return ModelFunction(model).calls.sequence
-    if keras_compat.inner_functional(model) is None:
+    if runs_as_python(model):
         return SublayerCalls(model).calls.sequence
     return list_layer_calls(model)
 

@@ -114,7 +114,7 @@ def _holds_blocks(layer: Any) -> bool:
 
 
 def _is_users_own(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.Layer) and type(layer).__module__.partition(".")[0] != "keras"
+    return isinstance(layer, keras.layers.Layer) and not keras_compat.is_built_in(layer)
 
 
 def check_supported(model: Any) -> Any:

@@ -215,9 +215,9 @@ class _Tracer:
         tapes = []
         names = Names.of_model()
         known = {id(variable) for _, variable, _ in self._source.residents()}
+        drawn = _random_states()
         for unit, call in enumerate(self._sequence.calls):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
-            drawn = _random_states()
             with tf.GradientTape() as tape:
                 tape.watch(differentiable)
                 made = call.run(self._slots, training=True, names=names)
@@ -225,11 +225,13 @@ class _Tracer:
                 t for t in self._source.losses_of(call.operation) if all(t is not seen for seen in self._loss_tensors)
             ]
             self._loss_tensors.extend(added)
-            if _random_states() != drawn:
+            before, drawn = drawn, _random_states()
+            if drawn != before:
                 self._step.drawing_units.add(unit)
-            unknown = [v.name for v in tape.watched_variables() if id(v) not in self._trained and id(v) not in known]
+            read = tape.watched_variables()
+            unknown = [v.name for v in read if id(v) not in self._trained and id(v) not in known]
             self._step.unknown_reads.update((unit, name) for name in unknown[:1])
-            trains = any(id(v) in self._trained for v in tape.watched_variables())
+            trains = any(id(v) in self._trained for v in read)
             floats = [t for t in made if isinstance(t, tf.Tensor) and t.dtype.is_floating]
             for slot, tensor in zip(call.outputs, made, strict=True):
                 self._slots[slot] = tensor

@@ -77,7 +77,7 @@ def sections_of(root: TracedLayer) -> list[TracedLayer]:
 
 
 def _holds_blocks(call: TracedLayer) -> bool:
-    if type(call.layer).__module__.partition(".")[0] == "keras" and not isinstance(call.layer, keras.Model):
+    if keras_compat.is_built_in(call.layer) and not isinstance(call.layer, keras.Model):
         return False
     kinds = Counter(type(child.layer) for child in call.children if child.children)
     return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, call.children))

@@ -95,8 +95,13 @@ class Plan:
     @property
     def recomputed(self) -> tuple[str, ...]:
         """Labels of the layers that are replayed in the backward pass, in order."""
+        return tuple(self.labels[unit] for unit in self.recomputed_units)
+
+    @property
+    def recomputed_units(self) -> tuple[int, ...]:
+        """The places of those layers among the units."""
         chosen = [s for s in self.segments if s.mode is SegmentMode.RECOMPUTE]
-        return tuple(self.labels[unit] for s in chosen for unit in range(s.start, s.stop))
+        return tuple(unit for s in chosen for unit in range(s.start, s.stop))
 
     def check_matches(self, signatures: Sequence[str], labels: Sequence[str]) -> None:
         """Check that the plan was made for a model with these units.

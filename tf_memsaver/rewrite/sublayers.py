@@ -6,7 +6,7 @@ Functional model, between tensors that Python code passes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ class SublayerSegments:
         labels = [call.label for call in sequence.calls]
         plan.check_matches(sequence.signatures, labels)
         # By place: layers that Keras names have other names in another copy of the model.
-        replayed = [labels[unit] for segment in plan.segments for unit in _units(segment)]
+        replayed = [labels[unit] for unit in plan.recomputed_units]
         code = [label for label in replayed if label not in traced.outputs]
         if code:
             raise PlanMismatchError(f"it replays '{code[0]}', which is Python code between layers")
@@ -51,12 +51,6 @@ class SublayerSegments:
         """Return what ``call``, the model's own, returns."""
         with keras_compat.layer_calls_go_to(_Handler(self._replayed)):
             return call()
-
-
-def _units(segment: Segment) -> Iterator[int]:
-    """Yield the units that a segment replays."""
-    if segment.mode is SegmentMode.RECOMPUTE:
-        yield from range(segment.start, segment.stop)
 
 
 class _Handler:
