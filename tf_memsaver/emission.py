@@ -112,12 +112,18 @@ class Template:
         return bool(self._definition.is_stateful)
 
     def emit(
-        self, inputs: Sequence[Any], name: str, gradient: Gradient | None = None, of_tape: bool = False
+        self,
+        inputs: Sequence[Any],
+        name: str,
+        gradient: Gradient | None = None,
+        of_tape: bool = False,
+        own_scope: bool = True,
     ) -> list[tf.Tensor]:
         """Add a copy that reads ``inputs`` to the current graph; return its outputs.
 
         ``gradient`` stands in for the registered gradient function. The backward operations are named as in a function
-        of their own or, with ``of_tape``, as a tape names them in the graph of the forward pass.
+        of their own or, with ``of_tape``, as a tape names them in the graph of the forward pass:
+        by the operation, if that was recorded in a name scope of its own, or by the scope that it lies in.
 
         Raises:
           LookupError: (when a gradient is asked for) the operation has no gradient.
@@ -140,7 +146,8 @@ class Template:
             if of_tape:
                 # A tape tells gradient functions what nobody wants of them.
                 made.skip_input_indices = _unwatched(inputs)
-            scope = f"gradient_tape/{made.name}" if of_tape else f"gradients/{name}_grad"
+            recorded_in = made.name if own_scope else made.name.rpartition("/")[0]
+            scope = f"gradient_tape/{recorded_in}".rstrip("/") if of_tape else f"gradients/{name}_grad"
             _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes or self._gradient is not None)
         return outputs
 
@@ -172,6 +179,7 @@ class Template:
                     definition = function_pb2.FunctionDef()
                     definition.CopyFrom(function.cached_definition)
                     definition.signature.name = named.name = f"{named.name}_{ops.uid()}"
+                    _note_shapes(definition, function.graph)
                     graph._add_function(atomic_function.from_function_def(definition, function.function_type))
             found[key] = copy
         return found
@@ -185,6 +193,18 @@ class Template:
             sizes[sizes.index(None)] = _batch_size.get()
         if sizes != (None if copy.shape.rank is None else list(copy.shape)):
             copy.set_shape(sizes)
+
+
+def _note_shapes(definition: Any, graph: Any) -> None:
+    """Note in a function's definition the shapes that its graph knows: not all of them can be inferred anew.
+
+    The gradient of a loop is made by what is known in the graph that TensorFlow makes of the definition.
+    """
+    for node in definition.node_def:
+        shapes = [tensor.shape.as_proto() for tensor in graph.get_operation_by_name(node.name).outputs]
+        if shapes:
+            noted = attr_value_pb2.AttrValue.ListValue(shape=shapes)
+            node.attr["_output_shapes"].CopyFrom(attr_value_pb2.AttrValue(list=noted))
 
 
 def _unwatched(tensors: Sequence[Any]) -> tuple[int, ...]:

@@ -18,6 +18,10 @@ _CELLS = [
     Cell("dictionaries", "fit_dataset"),
     Cell("layer_policies", "loop_function"),
     Cell("nested", "train_on_batch", "mixed_bfloat16"),
+    Cell("recurrent", "fit", granularity="op"),
+    Cell("convolutional_lstm", "train_on_batch", granularity="op"),
+    Cell("autoencoder", "fit", granularity="op"),
+    Cell("nested", "fit_dataset", granularity="op"),
 ]
 
 

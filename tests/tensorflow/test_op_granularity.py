@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 from keras import layers
 
 import tf_memsaver
@@ -18,9 +21,11 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts
 from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
 from tf_memsaver.capture import model_function
+from tf_memsaver.capture.known_shapes import KnownShapes, longest_increasing
+from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.capture.signature import trace_call
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.types import Plan, Segment, SegmentMode
 from tools.models import bert, gpt2, vit
 
 
@@ -59,13 +64,13 @@ MODELS: list[Callable[[], Any]] = [
 ]
 
 
+@pytest.mark.parametrize("free_batch", [True, False], ids=["free", "known"])
 @pytest.mark.parametrize("build", MODELS, ids=lambda build: build.__name__)
-def test_segments_between_all_cuts_train_alike(build: Callable[[], Any]) -> None:
+def test_segments_between_all_cuts_train_alike(build: Callable[[], Any], free_batch: bool) -> None:
     keras.utils.set_random_seed(0)
     model = build()
-    assert_trains_alike(
-        model, optimized_between_cuts(model, length=1, granularity="op"), modes=("graph",), free_batch=True
-    )
+    optimized = optimized_between_cuts(model, length=1, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=free_batch)
 
 
 @pytest.mark.parametrize("build", [small_bert, small_gpt2, small_vit], ids=lambda build: build.__name__)
@@ -168,3 +173,69 @@ def test_gradients_that_nobody_wants_are_not_traced(build: Callable[[], Any]) ->
     stored = tf_memsaver.optimize(plain, batch_size=4, granularity="op", keep="*")
     assert not stored.memsaver_plan.recomputed
     assert backward_operations(stored) == backward_operations(plain)
+
+
+@pytest.mark.parametrize("batch", [4, 5])
+def test_known_shapes_are_traced_again(batch: int) -> None:
+    """Operations that ask for sizes are gone then, and others have their names: segments are found all the same."""
+    inputs = keras.Input((6, 4, 4, 2))
+    x = layers.TimeDistributed(layers.Conv2D(4, 3, padding="same", activation="relu"))(inputs)
+    x = layers.TimeDistributed(layers.Dense(8, activation="tanh"))(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling3D()(x)))
+    planned = ModelFunction(model).calls.sequence
+    known = KnownShapes(model, planned, [tf.TensorShape((batch, 6, 4, 4, 2))])
+    assert len(planned.calls) > len(known.calls.sequence.calls)
+    labels = [call.label for call in planned.calls]
+    relu, tanh = (next(i for i, label in enumerate(labels) if name in label) for name in ("Relu_3", "Tanh_2"))
+    segments = [
+        Segment(start=0, stop=relu + 1, mode=SegmentMode.RECOMPUTE),
+        Segment(start=relu + 1, stop=tanh + 1, mode=SegmentMode.STORE),
+        Segment(start=tanh + 1, stop=len(labels), mode=SegmentMode.RECOMPUTE),
+    ]
+    found = known.segments(segments)
+    assert [segment.mode for segment in found] == [segment.mode for segment in segments]
+    ends = [known.calls.sequence.calls[segment.stop - 1].label for segment in found]
+    assert ends == [labels[segment.stop - 1] for segment in segments]
+
+
+def test_a_segment_of_known_shapes_replays_nothing_that_is_pinned() -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(2)])
+    planned = ModelFunction(model).calls.sequence
+    known = KnownShapes(model, planned, [tf.TensorShape((4, 8))])
+    with pytest.raises(PlanMismatchError, match="AssignVariableOp"):
+        known.segments([Segment(start=0, stop=len(planned.calls), mode=SegmentMode.RECOMPUTE)])
+
+
+@given(st.lists(st.integers(-1, 12), max_size=12))
+def test_the_longest_increasing_places(places: list[int]) -> None:
+    places = [place if place not in places[:i] else -1 for i, place in enumerate(places)]
+    kept = longest_increasing(places)
+    assert all(new in (None, old) for new, old in zip(kept, places, strict=True))
+    found = [place for place in kept if place is not None]
+    assert found == sorted(set(found))
+    chosen = [c for n in range(len(places) + 1) for c in itertools.combinations([p for p in places if p >= 0], n)]
+    assert len(found) == max((len(c) for c in chosen if list(c) == sorted(c)), default=0)
+
+
+def test_backward_operations_have_the_names_of_the_plain_steps() -> None:
+    """Graph optimisation adds three gradients of one tensor in the order of their names."""
+    x = inputs = keras.Input((8,))
+    y = layers.Dense(8)(x)
+    ops = keras.ops
+    y = ops.exp(y) + ops.square(y) - ops.exp(ops.sin(y)) * y + ops.mean(y, axis=-1, keepdims=True)
+    model = keras.Model(inputs, layers.Dense(2)(ops.tanh(y)))
+    optimized = optimized_between_cuts(model, length=1, granularity="op")
+    x = batch_for(model, 4)
+
+    def names(trained: Any) -> set[str]:
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(trained(x, training=True) ** 2)
+            return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+        made = step.get_concrete_function().graph.get_operations()
+        kinds = ("Mul", "Neg", "Cos", "TanhGrad", "MatMul", "BiasAddGrad")
+        return {each.name for each in made if each.type in kinds and each.name.startswith("gradient_tape")}
+
+    assert len(names(model)) > 8 and names(model) <= names(optimized)

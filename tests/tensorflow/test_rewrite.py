@@ -650,3 +650,25 @@ def test_mirrored_strategy_on_two_devices() -> None:
         env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("granularity", ["layer", "op"])
+def test_a_tensor_from_outside_the_graph_is_an_input(granularity: str) -> None:
+    model = models.dropout_chain()
+    optimized = optimized_between_cuts(model, granularity=granularity)
+    batch = batch_for(model)
+
+    @tf.function
+    def step(trained: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(trained(batch, training=True) ** 2)
+        return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+    state = [variable.numpy() for variable in model.variables]
+    found = []
+    for each in (model, optimized):
+        for variable, value in zip(model.variables, state, strict=True):
+            variable.assign(value)
+        found.append(step(each))
+    for plain, ours in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, ours)

@@ -7,7 +7,7 @@ grouped so that each call makes one large tensor: segments of a plan are made of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,18 @@ class FunctionCalls:
     specs of its flat tensor arguments. The function itself, whose graph is large, is not kept.
     """
 
-    def __init__(self, concrete: Any, scope: str | None = None, group: Grouping | None = None) -> None:
+    def __init__(
+        self,
+        concrete: Any,
+        scope: str | None = None,
+        unscoped: Collection[str] = (),
+        group: Grouping | None = None,
+    ) -> None:
         """List the calls of a ``tf.types.experimental.ConcreteFunction``.
 
         With ``scope`` they are to run in the graph of their gradients, inside the name scope that was traced as this
-        one, and not in a function of their own. ``group`` makes calls of operations, by what they make if left out.
+        one, and not in a function of their own; ``unscoped`` are the names of those that were recorded without a name
+        scope of their own (``name_scopes``). ``group`` makes calls of operations, by what they make if left out.
         """
         self.name = str(concrete.name)
         self.signature = concrete.structured_input_signature
@@ -59,7 +66,8 @@ class FunctionCalls:
             if id(tensor) in handles
         }
         leaves = tf.nest.flatten(self._results, expand_composites=True)
-        flat = Inliner(concrete.graph, self._variable_of, scope, sum(leaf is not None for leaf in leaves))
+        results = sum(leaf is not None for leaf in leaves)
+        flat = Inliner(concrete.graph, self._variable_of, scope, unscoped, results)
         calls = needed(flat.calls, flat.outputs)
         self._prologue, rest = self._hoisted(calls, count)
         made = [slot for call in self._prologue for slot in call.outputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,10 +34,20 @@ class Inliner:
     first.
     """
 
-    def __init__(self, graph: Any, variable_of: Mapping[int, tf.Variable], scope: str | None, outputs: int) -> None:
-        """Take in a graph of so many outputs; where its gradient was taken, it has got more behind them."""
+    def __init__(
+        self,
+        graph: Any,
+        variable_of: Mapping[int, tf.Variable],
+        scope: str | None,
+        unscoped: Collection[str],
+        outputs: int,
+    ) -> None:
+        """Take in a graph of so many outputs; where its gradient was taken, it has got more behind them.
+
+        ``unscoped`` are the names of its operations that have no name scope of their own.
+        """
         self.calls: list[OpCall] = []
-        self._scope = scope
+        self._scope, self._unscoped = scope, unscoped
         self._variable_of = variable_of
         self.slot_count = 0
         self._constant_of: dict[int, Constant] = {}
@@ -127,6 +137,7 @@ class Inliner:
                 passes_lists=tf.variant in (*operation.read_dtypes, *operation.dtypes),
                 apart=operation.type in ADDITIONS and any(waits),
                 of_tape=self._scope is not None,
+                own_scope=bool(prefix) or operation.name not in self._unscoped,
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture.batch import pack_inputs
 from tf_memsaver.capture.calls import Call
 from tf_memsaver.capture.function_calls import FunctionCalls, by_size
+from tf_memsaver.capture.name_scopes import unscoped_operations
 from tf_memsaver.capture.op_calls import OpCall
 from tf_memsaver.capture.signature import signature_of, trace_call
 
@@ -30,12 +31,13 @@ class ModelFunction:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
         self._structure: Any = None
-        functional = keras_compat.inner_functional(model)
-        cast = model.compute_dtype if functional is None and model.autocast else None
-        specs = [_spec(tensor, cast) for tensor in keras.tree.flatten(signature_of(model).inputs)]
+
+        unscoped: Collection[str] = ()
 
         def traced(*flat: Any) -> dict[str, list[Any]]:
-            outputs = self.called(model, pack_inputs(model, list(flat)))
+            nonlocal unscoped
+            with unscoped_operations() as unscoped:
+                outputs = self.called(model, pack_inputs(model, list(flat)))
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
             return {
@@ -45,10 +47,16 @@ class ModelFunction:
                 "outputs": made,
             }
 
-        concrete = trace_call(model, traced, specs)
+        concrete = trace_call(model, traced, self.specs(model))
         scopes = {operation.name.partition("/")[0] for operation in concrete.graph.get_operations() if operation.inputs}
         self.scope = min(scopes, key=lambda name: not name.startswith(model.name))
-        self.calls = FunctionCalls(concrete, scope=self.scope, group=self.group)
+        self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group)
+
+    def specs(self, model: Any) -> list[tf.TensorSpec]:
+        """Return the specs of the flat inputs that the call is traced with."""
+        functional = keras_compat.inner_functional(model)
+        cast = model.compute_dtype if functional is None and model.autocast else None
+        return [_spec(tensor, cast) for tensor in keras.tree.flatten(signature_of(model).inputs)]
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]

@@ -107,8 +107,8 @@ class OpCall:
 
     ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
     ``after`` says what must run before: slots, and operations that gather several; ``passes_lists`` says whether lists
-    of tensors go in or out, ``apart`` whether this is an addition to a sum that must wait for others; ``of_tape`` is
-    that of ``Template.emit``.
+    of tensors go in or out, ``apart`` whether this is an addition to a sum that must wait for others; ``of_tape``
+    and ``own_scope`` are those of ``Template.emit``.
     """
 
     operation: Template
@@ -122,6 +122,7 @@ class OpCall:
     passes_lists: bool = False
     apart: bool = False
     of_tape: bool = False
+    own_scope: bool = True
 
     def run(self, slots: dict[int, Any], named: Naming = str) -> None:
         """Emit the operation on the tensors in ``slots`` and put what it makes there.
@@ -142,7 +143,7 @@ class OpCall:
         gradient = None if self.gradient is None else self.gradient.bound(slots)
         before = _present(self.after, slots, named)
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
-            made = self.operation.emit(tensors, label, gradient, self.of_tape)
+            made = self.operation.emit(tensors, label, gradient, self.of_tape, self.own_scope)
         slots.update(zip(self.outputs, made, strict=True))
 
     @property

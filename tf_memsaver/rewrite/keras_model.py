@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from tf_memsaver import keras_compat
+from tf_memsaver.capture.known_shapes import KnownShapes
 from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction, settings_of
 from tf_memsaver.capture.signature import inputs_to_json, note_inputs_of_json, share_signature
-from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.plan.types import Plan, Segment
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.rewrite.sublayers import SublayerSegments
 
@@ -97,28 +99,59 @@ class _LayerForward:
         return keras_compat.pack_outputs(functional, self._forward(flat, training=True))
 
 
+class _Traced(NamedTuple):
+    """A traced call of a model, what runs it in a graph, and what runs it eagerly (in a graph of its own)."""
+
+    function: ModelFunction
+    in_graph: Any
+    eagerly: Any
+
+    @classmethod
+    def of(cls, function: ModelFunction, segments: Sequence[Segment]) -> _Traced:
+        forward = SegmentedForward(function.calls.sequence, segments)
+
+        def run(*flat: Any) -> list[Any]:
+            return forward(function.calls.enter(flat), training=True)
+
+        return cls(function, run, tf.function(run, autograph=False))
+
+
 class _OpForward:
-    """Runs the operations of the model's traced call in segments; traces anew when layers were frozen or unfrozen."""
+    """Runs the operations of the model's traced call in segments.
+
+    It is traced anew when layers were frozen or unfrozen, and for a graph in which the shapes of the inputs are known.
+    """
 
     def __init__(self, model: Any, plan: Plan) -> None:
         self._model, self._plan = model, plan
-        self._traced: dict[tuple[bool, ...], tuple[ModelFunction, Any, Any]] = {}
+        self._planned: dict[Any, _Traced] = {}
+        self._known: dict[Any, _Traced] = {}
         self._ready()
 
-    def _ready(self) -> tuple[ModelFunction, Any, Any]:
-        """Return the traced call, what runs it in a graph, and what runs it eagerly (in a graph of its own)."""
+    def _ready(self) -> _Traced:
+        """Return the call as it was planned with, with a free batch dimension."""
         settings = settings_of(self._model)
-        if settings not in self._traced:
+        if settings not in self._planned:
             function = ModelFunction(self._model)
             sequence = function.calls.sequence
             self._plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
-            forward = SegmentedForward(sequence, self._plan.segments)
+            self._planned[settings] = _Traced.of(function, self._plan.segments)
+        return self._planned[settings]
 
-            def run(*flat: Any) -> list[Any]:
-                return forward(function.calls.enter(flat), training=True)
-
-            self._traced[settings] = function, run, tf.function(run, autograph=False)
-        return self._traced[settings]
+    def _ready_for(self, shapes: Sequence[tf.TensorShape]) -> _Traced:
+        """Return the call for inputs of these shapes."""
+        planned = self._ready()
+        if not all(shape.is_fully_defined() for shape in shapes):
+            return planned
+        key = settings_of(self._model), tuple(map(tuple, shapes))
+        if key not in self._known:
+            function = KnownShapes(self._model, planned.function.calls.sequence, shapes)
+            try:
+                self._known[key] = _Traced.of(function, function.segments(self._plan.segments))
+            except PlanMismatchError as error:
+                logging.warning("results may differ in their last bits from the plain step's: in this plan %s", error)
+                self._known[key] = planned
+        return self._known[key]
 
     def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
         if tf.distribute.has_strategy():
@@ -128,9 +161,12 @@ class _OpForward:
             )
         if mask is not None and "mask" in model.memsaver_parameters:
             return _plain_call(model, inputs, training=True, mask=mask)
-        function, in_graph, eagerly = self._ready()
-        flat = function.flat_inputs(model, inputs)
-        return function.finish(model, (eagerly if tf.executing_eagerly() else in_graph)(*flat))
+        flat = self._ready().function.flat_inputs(model, inputs)
+        if tf.executing_eagerly():
+            function, _, run = self._ready()
+        else:
+            function, run, _ = self._ready_for([tensor.shape for tensor in flat])
+        return function.finish(model, run(*flat))
 
 
 class _SublayerForward:

@@ -41,11 +41,18 @@ class SegmentedForward:
         """Return the flat outputs for flat, standardized inputs; ``shared`` if these are part of a larger model."""
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
-            slots[slot] = tensor
+            slots[slot] = _of_graph(tensor)
         shared = shared or Shared()
         for block in self._blocks:
             block.run(slots, training, shared)
         return [slots[slot] for slot in self._sequence.outputs]
+
+
+def _of_graph(tensor: Any) -> Any:
+    """Return the tensor by which the graph that is being traced, if any, reads what may be an eager tensor."""
+    if tf.executing_eagerly() or not tf.is_tensor(tensor) or tf.is_symbolic_tensor(tensor):
+        return tensor
+    return tf.compat.v1.get_default_graph().capture(tensor)
 
 
 class _Readers(NamedTuple):
