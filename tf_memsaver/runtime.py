@@ -353,6 +353,12 @@ def _together(tensors: Tensors, gate: tf.Tensor | None) -> list[tf.Tensor]:
 
 def _maker(tensor: tf.Tensor) -> tf.Operation:
     """Return the operation that made a tensor, before it was passed on unchanged: by an addition's gradient, too."""
+    return _history(tensor)[0]
+
+
+def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
+    """Return the operation that made a tensor, and the ends of gradients of additions that passed it on, last first."""
+    additions: list[tf.Operation] = []
     while True:
         operation = tensor.op
         source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
@@ -363,7 +369,9 @@ def _maker(tensor: tf.Tensor) -> tf.Operation:
             same = summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list()
             source = summed if same else None
         if source is None or source.op.type == "Placeholder":
-            return operation
+            return operation, additions
+        if operation.type == "Reshape":
+            additions.append(operation)
         tensor = source
 
 
@@ -392,8 +400,24 @@ def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Te
     # An output that the replay itself reads, too, gets a sum.
     if not output.consumers() and _first_to_change(output).type in _OWN_GRADIENT_OPS:
         return gradient
-    with tf.name_scope(f"{name if gradient.op.type == 'Placeholder' else _maker(gradient).name}/"):
-        return behind(gate, gradient, _ARRIVED)
+    return _copied(gate, gradient, _ARRIVED, name if gradient.op.type == "Placeholder" else None)
+
+
+def _copied(gate: tf.Tensor, gradient: tf.Tensor, ending: str, name: str | None = None) -> tf.Tensor:
+    """Return a gradient as an operation with its name in the plain step, or with another one.
+
+    Where graph optimisation cannot tell that an addition's operands are of one shape, it keeps what sums their
+    gradients up to their shapes, and its names: so these operations, which change nothing, follow once more.
+    """
+    maker, additions = _history(gradient)
+    with tf.name_scope(f"{name or maker.name}/"):
+        copy = behind(gate, gradient, ending)
+    for reshape in reversed(additions if name is None else []):
+        total = reshape.inputs[0].op
+        with tf.name_scope(f"{reshape.name.rpartition('/')[0]}/"):
+            copy = tf.raw_ops.Sum(input=copy, axis=total.inputs[1], name=total.name.rpartition("/")[2])
+            copy = tf.reshape(copy, reshape.inputs[1], name=reshape.name.rpartition("/")[2])
+    return copy
 
 
 def _may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
@@ -408,8 +432,7 @@ def _may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
 def _gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
     """Return a gradient under its name in the plain step, by an operation that tells graph optimisation its shape."""
     gate = gates.gate([gates.first_elements([gradient])])
-    with tf.name_scope(f"{_maker(gradient).name}/"):
-        return behind(gate, gradient, _TERM)
+    return _copied(gate, gradient, _TERM)
 
 
 def _as_term(tensor: tf.Tensor) -> tf.Tensor:

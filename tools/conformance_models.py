@@ -43,7 +43,7 @@ class KlDivergence(layers.Layer):
         """Return a sample for ``(mean, log variance)``."""
         mean, log_variance = inputs
         divergence = 1.0 + log_variance - keras.ops.square(mean) - keras.ops.exp(log_variance)
-        self.add_loss(-0.5 * keras.ops.mean(keras.ops.cast(divergence, "float32")))
+        self.add_loss(-0.5 * keras.ops.mean(keras.ops.cast(divergence, keras.config.floatx())))
         noise = keras.random.normal(keras.ops.shape(mean), dtype=mean.dtype, seed=self.seed_generator)
         return mean + keras.ops.exp(0.5 * log_variance) * noise
 
@@ -217,7 +217,8 @@ def autoencoder() -> Any:
     x = layers.Dense(64, activation="relu")(layers.Dense(64, activation="relu")(inputs))
     x = KlDivergence()([layers.Dense(8)(x), layers.Dense(8)(x)])
     for _ in range(3):
-        x = layers.Dense(64, activation="relu", activity_regularizer="l2")(x)
+        # Keras adds losses of one dtype only, and a penalty has that of the layer.
+        x = layers.Dense(64, activation="relu", activity_regularizer="l2", dtype=keras.config.floatx())(x)
     return keras.Model(inputs, layers.Dense(32)(x))
 
 
@@ -323,7 +324,7 @@ class Subclassed(keras.Model):
         x = tf.reduce_mean(self.norm(x, training=training), axis=1)
         if training:
             self.steps.assign(self.steps + 1)
-            self.add_loss(1e-3 * tf.reduce_mean(tf.square(tf.cast(x, tf.float32))))
+            self.add_loss(1e-3 * tf.reduce_mean(tf.square(tf.cast(x, keras.config.floatx()))))
         return self.head(x)
 
 
@@ -361,9 +362,13 @@ class Gan(keras.Model):
 
         real = data[0]
         noise = keras.random.normal(tf.shape(real), seed=self.seeds)
+
+        def score(images: Any) -> Any:
+            return tf.reduce_mean(tf.cast(self.critic(images, training=True), real.dtype))
+
         with tf.GradientTape() as tape:
             made = tf.cast(self.generator(noise, training=True), real.dtype)
-            loss = tf.reduce_mean(self.critic(made, training=True)) - tf.reduce_mean(self.critic(real, training=True))
+            loss = score(made) - score(real)
             # Second derivatives go through the plain critic, which has the same weights.
             critic = tf_memsaver.strip(self.critic)
             with tf.GradientTape() as inner:
@@ -374,7 +379,7 @@ class Gan(keras.Model):
             critic_loss = loss + 10.0 * tf.reduce_mean(tf.square(slope - 1.0))
         _descend(self.critic_optimizer, tape, critic_loss, self.critic.trainable_variables)
         with tf.GradientTape() as tape:
-            loss = -tf.reduce_mean(self.critic(self.generator(noise, training=True), training=True))
+            loss = -score(self.generator(noise, training=True))
         _descend(self.optimizer, tape, loss, self.generator.trainable_variables)
         return {"critic_loss": critic_loss, "loss": loss}
 

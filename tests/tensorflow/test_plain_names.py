@@ -14,6 +14,7 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand
 from tests.tensorflow.test_twins import model_graph
 from tests.tensorflow.training import assert_trains_alike, batch_for
+from tf_memsaver.capture.keras_model import capture_graph
 
 _ENTERING = frozenset({"Placeholder", "ReadVariableOp", "AssignVariableOp"})
 """Operations that segments have outside: variables are read before them and written behind them."""
@@ -87,6 +88,32 @@ def test_models_whose_names_count_train_alike(build: Callable[[], Any], length: 
     assert_trains_alike(model, optimized, ("graph",), free_batch=True)
     if granularity == "layer" and build is not nested_twice:
         assert_trains_alike(model, optimized)
+
+
+def unproven_shapes() -> Any:
+    """Return a sum whose operands are of one shape, which graph optimisation cannot know; one has two more readers."""
+    inputs = keras.Input((4, 6))
+    y = models.AddsLoss(name="y")(layers.Dense(6, name="down")(inputs))
+    x = layers.Add(name="z_add")([layers.Dense(6, activation="gelu", name="inner")(y), y])
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.Dropout(0.2, name="drop")(x)))
+
+
+def factors_of_two_shapes() -> Any:
+    """Return products that graph optimisation reorders: the half of a GELU and its argument, twice."""
+    x = inputs = keras.Input((6,))
+    y = layers.Activation("gelu", name="gelu")(x)
+    y = layers.Activation("gelu", name="again")(layers.Multiply(name="multiply")([y, x]))
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.Dense(6, name="dense")(y)))
+
+
+@pytest.mark.parametrize("build", [unproven_shapes, factors_of_two_shapes])
+def test_what_random_models_found(build: Callable[[], Any]) -> None:
+    model = build()
+    assert_trains_alike(model, optimized_between_cuts(model, length=1), ("graph",), free_batch=True)
+
+
+def test_no_cut_inside_a_product_of_factors_of_two_shapes() -> None:
+    assert 1 not in {cut.position for cut in capture_graph(factors_of_two_shapes(), batch_size=4).cuts}
 
 
 @pytest.mark.xfail(reason="eager terms come in the order of the recorded operations on the way", strict=True)

@@ -29,7 +29,8 @@ _FAMILIES = (frozenset({"Mul", "RealDiv"}), frozenset({"Add", "AddV2", "Sub"}))
 
 def joined_positions(step: TracedStep, unit_count: int) -> set[int]:
     """Return the positions between units at which no segment may end."""
-    return _splitting_positions(step, unit_count) | _fusing_positions(step) | _constant_positions(step)
+    positions = _splitting_positions(step, unit_count) | _fusing_positions(step)
+    return positions | _constant_positions(step) | _broadcast_positions(step)
 
 
 def _splitting_positions(step: TracedStep, unit_count: int) -> set[int]:
@@ -94,6 +95,32 @@ def _constant_positions(step: TracedStep) -> set[int]:
                 units = sorted((unit_of[id(tensor.op)], unit_of[id(operation)]))
                 chained.update(range(units[0] + 1, units[1] + 1))
     return chained
+
+
+def _broadcast_positions(step: TracedStep) -> set[int]:
+    """Return the positions inside products of several factors, forward or backward, that are of more than one shape.
+
+    Graph optimisation multiplies the small factors first (``MinimizeBroadcasts``), and so changes the rounding.
+    """
+    unit_of, readers = _readers(step, (Phase.FORWARD, Phase.BACKWARD))
+    products = {id(each) for each in step.graph.get_operations() if each.type == "Mul" and id(each) in unit_of}
+
+    def is_inner(tensor: Any) -> bool:
+        only = readers.get(id(tensor), ())
+        return id(tensor.op) in products and len(only) == 1 and id(only[0]) in products
+
+    joined: set[int] = set()
+    for operation in step.graph.get_operations():
+        if id(operation) not in products or is_inner(operation.outputs[0]):
+            continue
+        group, shapes = [operation], set[str]()
+        for each in group:
+            group.extend(tensor.op for tensor in each.inputs if is_inner(tensor))
+            shapes.update(str(tensor.shape) for tensor in each.inputs if not is_inner(tensor))
+        if len(shapes) > 1:
+            units = [unit_of[id(each)] for each in group]
+            joined.update(range(min(units) + 1, max(units) + 1))
+    return joined
 
 
 def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int], dict[int, list[Any]]]:

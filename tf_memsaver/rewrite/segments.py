@@ -49,8 +49,16 @@ class SegmentedForward:
 
 
 def _of_graph(tensor: Any) -> Any:
-    """Return the tensor by which the graph that is being traced, if any, reads what may be an eager tensor."""
-    if tf.executing_eagerly() or not tf.is_tensor(tensor) or tf.is_symbolic_tensor(tensor):
+    """Return the tensor by which the graph that is being traced, if any, reads what may be an eager tensor.
+
+    Gradients of variables go to their handles, which stay as they are.
+    """
+    if (
+        tf.executing_eagerly()
+        or not tf.is_tensor(tensor)
+        or tf.is_symbolic_tensor(tensor)
+        or tensor.dtype == tf.resource
+    ):
         return tensor
     return tf.compat.v1.get_default_graph().capture(tensor)
 
