@@ -51,6 +51,10 @@ class Replayable(Protocol):
         """Return how the plain step names the gradient of output ``place``."""
         ...
 
+    def is_loss(self, place: int) -> bool:
+        """Whether output ``place`` is a loss that a layer has added."""
+        ...
+
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         """Run and return the differentiable outputs (floating tensors)."""
 
@@ -204,6 +208,21 @@ def _note_gradient(output: tf.Tensor, place: int, reached: list[int]) -> tf.Tens
     return passed if tf.executing_eagerly() else _as_term(passed)
 
 
+_BEHIND = 16
+"""So many operations are taken to lie behind a layer, for the order in which gradients come to it."""
+
+
+def _late(output: tf.Tensor) -> tf.Tensor:
+    """Pass a tensor through so that its gradient comes when those of losses have gone on.
+
+    An eager tape adds terms in the order in which they come. The gradient of a loss that a layer has added is there at
+    once in the plain step, while that of the layer's output passes all that is behind; a replay gets them together.
+    """
+    for _ in range(_BEHIND):
+        output = _with_gradient([output], [output], lambda upstream: [upstream])[0]
+    return output
+
+
 def _replay_gradients(
     function: Replayable,
     inputs: Tensors,
@@ -263,6 +282,9 @@ def _replay(
         finished: list[int] = []
         noted = weights if gate is not None else [_note_gradient(w, place, finished) for place, w in enumerate(weights)]
         outputs = function.replay(gated, noted, [behind(gate, tensor) for tensor in first.held])
+        losses = [function.is_loss(place) for place in range(len(outputs))]
+        if gate is None and any(losses):
+            outputs = [t if is_loss else _late(t) for t, is_loss in zip(outputs, losses, strict=True)]
     end = _size_of_graph()
     named = [
         _named(gate, function.gradient_name(place), gradient, outputs[place]) for place, gradient in arrived.items()

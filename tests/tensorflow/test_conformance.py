@@ -14,6 +14,7 @@ _CELLS = [
     Cell("siamese", "ema"),
     Cell("own_step", "clipping"),
     Cell("autoencoder", "evaluate_predict"),
+    Cell("autoencoder", "loop_eager"),
     Cell("sequential", "class_weight"),
     Cell("dictionaries", "fit_dataset"),
     Cell("layer_policies", "loop_function"),

@@ -248,7 +248,10 @@ class _Run:
         return self._block.forward_first
 
     def gradient_name(self, place: int) -> str:
-        return self._block.gradient_names[self._float_outputs[place]] if place < len(self._float_outputs) else "loss"
+        return "loss" if self.is_loss(place) else self._block.gradient_names[self._float_outputs[place]]
+
+    def is_loss(self, place: int) -> bool:
+        return place >= len(self._float_outputs)
 
     # runtime.Replayable -------------------------------------------------------------------------------------------
 
