@@ -49,11 +49,9 @@ def activation_bytes(variant: str) -> int:
             return [block(inputs[0], *kernels)]
 
         def is_loss(self, place: int) -> bool:
-        """Return that no output is a loss."""
-        del place
-        return False
+            return False
 
-    def gradient_name(self, place: int) -> str:
+        def gradient_name(self, place: int) -> str:
             return f"output_{place}"
 
         def read_again(self) -> list[Any]:
