@@ -38,7 +38,7 @@ from rich.progress import track  # noqa: E402
 
 from tf_memsaver.units import format_bytes  # noqa: E402
 from tools.conformance_cell import MODES, Cell, run_variant  # noqa: E402
-from tools.conformance_models import APPLICATIONS, SMALL, TASKS  # noqa: E402
+from tools.conformance_models import APPLICATIONS, RAW, SMALL, TASKS  # noqa: E402
 from tools.machine import machine  # noqa: E402
 
 _RESULTS = ROOT / "tools" / "results" / "conformance.json"
@@ -77,6 +77,8 @@ _OF_TASKS = (("fit",), ("fit", "mixed_float16"), ("fit", "mixed_bfloat16"), ("lo
 def _trained_by(model: str, mode: str) -> bool:
     if SMALL[model].has_own_loop and (mode.startswith("loop") or mode in _ONLY_FIT):
         return False
+    if mode == "fit_raw":
+        return False
     if mode == "class_weight":
         return model in _OF_CLASSES
     if (model, mode) == ("layer_policies", "clipping"):
@@ -114,7 +116,10 @@ def _groups() -> dict[str, list[Cell]]:
             for mode in ("loop_function", "fit")
             if _trained_by(model, mode)
         ],
-        "tasks": [Cell(model, *how) for model in TASKS for how in _OF_TASKS],
+        "tasks": [
+            *(Cell(model, *how) for model in TASKS for how in _OF_TASKS),
+            *(Cell(model, "fit_raw") for model in RAW),
+        ],
         "applications": [Cell(model, "fit") for model in APPLICATIONS],
     }
 

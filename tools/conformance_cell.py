@@ -62,12 +62,25 @@ def _batches(model: Any, size: int) -> list[tuple[Any, Any]]:
 def _joined(parts: list[Any]) -> Any:
     import keras
 
+    if parts[0] is None:
+        return None
     return keras.tree.map_structure(lambda *each: np.concatenate(each), *parts)
 
 
-def _fit(model: Any, strategy: Any, size: int, **options: Any) -> Record:
+def _raw_batches(model: Any, size: int) -> list[tuple[Any, Any]]:
+    """Return what the model's own preprocessor takes; the targets may be left to it."""
+    return [model.raw_batch(size, seed=number) for number in range(STEPS)]
+
+
+def _fit(
+    model: Any,
+    strategy: Any,
+    size: int,
+    batches_of: Callable[[Any, int], list[tuple[Any, Any]]] = _batches,
+    **options: Any,
+) -> Record:
     """Return the losses of two calls of ``fit``; ``options`` are functions of the number of samples."""
-    batches = _batches(model, size)
+    batches = batches_of(model, size)
     found: Record = {}
     for name, part in (("warm", batches[:WARM]), ("measured", batches[WARM:])):
         if name == "measured":
@@ -210,6 +223,7 @@ MODES: dict[str, Mode] = {
         partial(_fit, sample_weight=lambda count: np.arange(count) % 3 + 0.5), compile={"jit_compile": False}
     ),
     "class_weight": Mode(partial(_fit, class_weight=lambda _: {0: 2.0, 1: 0.5}), compile={"jit_compile": False}),
+    "fit_raw": Mode(partial(_fit, batches_of=_raw_batches), compile={"jit_compile": False}),
     "train_on_batch": Mode(_train_on_batch, compile={"jit_compile": False}),
     "evaluate_predict": Mode(_then_evaluate_and_predict, compile={"jit_compile": False}),
 }

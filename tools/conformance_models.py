@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import layers
 
 
@@ -425,6 +426,66 @@ def gpt2_language_model() -> Any:
     return models.GPT2CausalLM(backbone=models.GPT2Backbone(**_TEXT, max_sequence_length=24), preprocessor=None)
 
 
+_WORDS = "a blue cat dog mat on ran red sat the".split()
+_LETTERS = ["<|endoftext|>", *"abcdefghijklmnopqrstuvwxyz", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}", "th"]
+
+
+def _texts(size: int, seed: int) -> tuple[Any, Any]:
+    """Return sentences, and a class for each."""
+    generator = np.random.default_rng(seed)
+    return np.array([" ".join(generator.choice(_WORDS, 9)) for _ in range(size)]), generator.integers(0, 4, size)
+
+
+def bert_with_preprocessor() -> Any:
+    """Return a BERT classifier that takes sentences (``raw_batch``)."""
+    from keras_hub import models
+
+    tokenizer = models.BertTokenizer(vocabulary=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS])
+    task = models.BertTextClassifier(
+        backbone=models.BertBackbone(**_TEXT, max_sequence_length=24),
+        num_classes=4,
+        preprocessor=models.BertTextClassifierPreprocessor(tokenizer, sequence_length=24),
+    )
+    task.raw_batch = _texts
+    return task
+
+
+def gpt2_with_preprocessor() -> Any:
+    """Return a GPT-2 language model that takes sentences (``raw_batch``)."""
+    from keras_hub import models
+
+    places = {letter: place for place, letter in enumerate(_LETTERS)}
+    tokenizer = models.GPT2Tokenizer(vocabulary=places, merges=["t h"])
+    task = models.GPT2CausalLM(
+        backbone=models.GPT2Backbone(**_TEXT, max_sequence_length=24),
+        preprocessor=models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=24),
+    )
+    # It makes the labels itself.
+    task.raw_batch = lambda size, seed: (_texts(size, seed)[0], None)
+    return task
+
+
+def vit_with_preprocessor() -> Any:
+    """Return a vision transformer that takes images of bytes and of another size (``raw_batch``)."""
+    from keras_hub import layers as hub_layers
+    from keras_hub import models
+
+    task = models.ViTImageClassifier(
+        backbone=_vit_backbone(),
+        num_classes=4,
+        preprocessor=models.ViTImageClassifierPreprocessor(
+            image_converter=hub_layers.ViTImageConverter(image_size=(32, 32), scale=1 / 255)
+        ),
+    )
+
+    def images(size: int, seed: int) -> tuple[Any, Any]:
+        generator = np.random.default_rng(seed)
+        return generator.integers(0, 255, (size, 48, 40, 3), np.uint8), generator.integers(0, 4, size)
+
+    task.raw_batch = images
+    return task
+
+
 def t5_encoder_decoder() -> Any:
     """Return the encoder and decoder of T5."""
     from keras_hub import models
@@ -443,9 +504,14 @@ def vit_classifier() -> Any:
     """Return a vision transformer."""
     from keras_hub import models
 
+    return models.ViTImageClassifier(backbone=_vit_backbone(), num_classes=4, preprocessor=None)
+
+
+def _vit_backbone() -> Any:
+    from keras_hub import models
+
     size = {"num_layers": 3, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 128}
-    backbone = models.ViTBackbone(image_shape=(32, 32, 3), patch_size=8, **size)
-    return models.ViTImageClassifier(backbone=backbone, num_classes=4, preprocessor=None)
+    return models.ViTBackbone(image_shape=(32, 32, 3), patch_size=8, **size)
 
 
 def deeplab_segmenter() -> Any:
@@ -532,6 +598,15 @@ TASKS: dict[str, Case] = {
     "deeplab_segmenter": Case(deeplab_segmenter, "categorical_crossentropy", batch_size=4),
 }
 
+RAW: dict[str, Case] = {
+    "bert_with_preprocessor": Case(
+        bert_with_preprocessor, _logits, inputs=_tokens("token_ids", "segment_ids", "padding_mask")
+    ),
+    "gpt2_with_preprocessor": Case(gpt2_with_preprocessor, _logits, inputs=_tokens("token_ids", "padding_mask")),
+    "vit_with_preprocessor": Case(vit_with_preprocessor, _logits),
+}
+"""Tasks that are trained on raw data by their own preprocessors; text needs the package tensorflow-text."""
+
 APPLICATIONS: dict[str, Case] = {
     name: Case(_classes(name), SPARSE, batch_size=4)
     for name in (
@@ -552,4 +627,4 @@ APPLICATIONS: dict[str, Case] = {
     )
 }
 
-MODELS: dict[str, Case] = {**SMALL, **TASKS, **APPLICATIONS}
+MODELS: dict[str, Case] = {**SMALL, **TASKS, **RAW, **APPLICATIONS}
