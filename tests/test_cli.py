@@ -195,6 +195,15 @@ def test_infeasible_budget_is_1_and_names_the_smallest_that_works(run: Any) -> N
     assert code == 0 and json.loads(out)["peak_bytes"] <= document["least_bytes"]
 
 
+def test_curve_lists_plans_from_plain_to_the_least_peak(run: Any) -> None:
+    code, out, _ = run("curve", *SMALL, "--format=json", "--points=8")
+    plans = [Plan.from_json(data) for data in json.loads(out)["plans"]]
+    assert code == 0 and 2 <= len(plans) <= 8 and plans[0].step_overhead == 0.0
+    assert [plan.peak_bytes for plan in plans] == sorted((plan.peak_bytes for plan in plans), reverse=True)
+    code, out, _ = run("curve", *SMALL)
+    assert code == 0 and "recomputed layers" in out and "100%" in out
+
+
 def test_optimize_writes_model_saved_model_and_plan(run: Any) -> None:
     code, out, _ = run("optimize", *SMALL, "--strategy=min_peak", "--output=out/")
     assert code == 0 and "optimized (min_peak)" in out

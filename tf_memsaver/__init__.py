@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tf_memsaver.errors import MemsaverError
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.types import Plan, Segment, SegmentMode
 
 if TYPE_CHECKING:
     from tf_memsaver.api import (
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         estimate,
         export_saved_model,
         measure,
+        memory_time_curve,
         optimize,
         optimize_function,
         rewrite_saved_model,
@@ -26,31 +27,38 @@ if TYPE_CHECKING:
         strip,
         verify,
     )
+    from tf_memsaver.plan.problem import Problem
+    from tf_memsaver.plan.registry import register_planner
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MemsaverError",
     "Plan",
+    "Problem",
+    "Segment",
+    "SegmentMode",
     "apply_plan",
     "capture_graph",
     "estimate",
     "export_saved_model",
     "measure",
+    "memory_time_curve",
     "optimize",
     "optimize_function",
+    "register_planner",
     "rewrite_saved_model",
     "search_plan",
     "strip",
     "verify",
 ]
 
-_VERBS = frozenset(__all__) - {"MemsaverError", "Plan"}
+_PLANNING = {"Problem": "tf_memsaver.plan.problem", "register_planner": "tf_memsaver.plan.registry"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _VERBS:
-        return getattr(importlib.import_module("tf_memsaver.api"), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_PLANNING.get(name, "tf_memsaver.api")), name)
     raise AttributeError(f"module 'tf_memsaver' has no attribute {name!r}")
 
 

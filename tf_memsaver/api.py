@@ -19,7 +19,7 @@ from tf_memsaver.export import export_saved_model
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.measurement import Measurement, measure
 from tf_memsaver.plan.estimate import Estimate
-from tf_memsaver.plan.solve import solve
+from tf_memsaver.plan.solve import LEAST_POINTS, curve, solve
 from tf_memsaver.plan.types import Plan, Request
 from tf_memsaver.rewrite import saved_model
 from tf_memsaver.rewrite.function import make_optimized_function
@@ -36,6 +36,7 @@ __all__ = [
     "estimate",
     "export_saved_model",
     "measure",
+    "memory_time_curve",
     "optimize",
     "optimize_function",
     "rewrite_saved_model",
@@ -123,6 +124,40 @@ def search_plan(
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates, granularity)
     graph = _captured(model, batch_size, granularity, inputs)
     return solve(graph, request, versions=versions())
+
+
+def memory_time_curve(
+    model: Any,
+    *,
+    batch_size: int,
+    points: int = LEAST_POINTS,
+    keep: str | Sequence[str] = (),
+    recompute: str | Sequence[str] = (),
+    candidates: str | Sequence[str] = (),
+    granularity: str = "layer",
+    inputs: Any = None,
+) -> tuple[Plan, ...]:
+    """Trace one training step of ``model`` and return what memory costs in time: plans from plain to the least peak.
+
+    No plan of them beats another one in both. Read ``peak_bytes`` (of a whole step) and ``step_overhead`` (a share of
+    the plain step's time) off them, and give the one you choose to ``apply_plan``.
+
+    Args:
+      model: as in ``search_plan``.
+      batch_size: as in ``search_plan``.
+      points: how many plans; there may be fewer where fewer differ.
+      keep: as in ``search_plan``.
+      recompute: as in ``search_plan``.
+      candidates: as in ``search_plan``.
+      granularity: as in ``search_plan``.
+      inputs: as in ``search_plan``.
+
+    Raises:
+      HintError: a pattern matches no layer, or the hints contradict each other.
+      UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
+    """
+    request = _request(None, None, "auto", keep, recompute, candidates, granularity)
+    return curve(_captured(model, batch_size, granularity, inputs), request, points, versions=versions())
 
 
 def optimize_function(

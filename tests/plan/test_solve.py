@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +19,7 @@ from tf_memsaver.errors import (
 from tf_memsaver.plan import registry
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
-from tf_memsaver.plan.solve import planner_names, register_planner, solve
+from tf_memsaver.plan.solve import curve, planner_names, register_planner, solve
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
 
 
@@ -116,3 +119,56 @@ def test_a_planner_that_chooses_names_its_choice():
 
     plan: Plan = solve(chain([8] * 3), Request(strategy="chooser"))
     assert (plan.strategy, plan.planner) == ("chooser", "other")
+
+
+@pytest.mark.usefixtures("scratch_table")
+def test_an_installed_package_brings_a_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "others.py").write_text(
+        "from tf_memsaver import Segment, SegmentMode\n"
+        "def whole(problem):\n"
+        "    units = len(problem.graph.units)\n"
+        "    return [Segment(start=0, stop=units, mode=SegmentMode.RECOMPUTE)]\n"
+    )
+    described = tmp_path / "others-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Name: others\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[tf_memsaver.planners]\nwhole = others:whole\ngone = others:gone\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert {"whole", "gone", "auto"} <= set(planner_names())
+    plan = solve(chain([8] * 3), Request(strategy="whole"))
+    assert (plan.planner, plan.recomputed) == ("whole", ("dense_0", "dense_1", "dense_2"))
+    with pytest.raises(InvalidRequestError, match=r"'gone' is 'others:gone' .* cannot be loaded: AttributeError"):
+        solve(chain([8] * 3), Request(strategy="gone"))
+
+
+def test_a_curve_goes_from_plain_to_the_least_peak():
+    graph = chain([8 + place % 3 for place in range(60)])
+    plans = curve(graph, Request())
+    assert len(plans) >= 20
+    assert (plans[0].planner, plans[0].step_overhead, plans[0].peak_bytes) == ("plain", 0.0, plans[0].plain_peak_bytes)
+    assert plans[-1].peak_bytes <= solve(graph, Request(strategy="min_peak")).peak_bytes
+    for above, below in itertools.pairwise(plans):
+        assert above.peak_bytes > below.peak_bytes and above.step_overhead < below.step_overhead
+    assert [plan.segments for plan in curve(graph, Request())] == [plan.segments for plan in plans]
+
+
+def test_a_curve_keeps_hints_and_has_two_points():
+    graph = chain([8] * 12)
+    plans = curve(graph, Request(keep=("dense_3",), recompute=("dense_7",)))
+    assert all("dense_3" not in plan.recomputed and "dense_7" in plan.recomputed for plan in plans)
+    with pytest.raises(InvalidRequestError, match="two points"):
+        curve(graph, Request(), points=1)
+
+
+def test_products_are_kept_and_what_is_made_of_them_is_replayed():
+    net = Net()
+    x = net.input(4)
+    for _ in range(6):
+        x = net.relu(net.norm(net.dense(x, 8)))
+    graph = net.graph(x)
+    plan = solve(graph, Request(strategy="keep_products"))
+    instants = Problem.build(graph, Request()).simulator.run(plan.segments).instants
+    replayed = Counter(graph.ops[instant.op].type for instant in instants if instant.replay)
+    # All but the last, whose backward pass is the first.
+    assert replayed["Relu"] == 5 and not replayed["MatMul"]
+    assert plan.peak_bytes < plan.plain_peak_bytes

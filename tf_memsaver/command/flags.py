@@ -66,6 +66,12 @@ COMMANDS = {
             flags=(*_MODEL, *LIMITS, "output", "overwrite"),
         ),
         Command(
+            name="curve",
+            summary="Show what memory costs in time: plans from the plain step to the least peak.",
+            example="resnet50 --batch_size=32 --points=24",
+            flags=(*_MODEL, "points", "keep", "recompute", "candidates", "granularity"),
+        ),
+        Command(
             name="optimize",
             summary="Plan, rewrite the model, and write it to a folder (a Keras model as .keras file and SavedModel).",
             example="resnet50 --batch_size=32 --budget=1GiB --output=out/",
@@ -136,7 +142,8 @@ _FLAGS = {
     "strategy": _Flag(
         define=_text("auto"),
         value="NAME",
-        text="planner: auto, min_peak, min_time, chen_sqrt or chen_greedy (default: auto)",
+        text="planner: auto, min_peak, min_time; to compare with: plain, recompute_all, keep_products, chen_sqrt, "
+        "chen_greedy; or one of an installed package (default: auto)",
     ),
     "keep": _Flag(
         define=_names(),
@@ -150,6 +157,7 @@ _FLAGS = {
         value="layer|op",
         text="what is counted and cut: layers, or single operations, names being theirs then (default: layer)",
     ),
+    "points": _Flag(define=_integer(24), value="N", text="plans on the curve (default: 24)"),
     "plan": _Flag(define=_text(), value="FILE", text="apply this plan file instead of planning"),
     "output": _Flag(
         define=_text(), value="PATH", text="where to write; never over something that is there, unless --overwrite"

@@ -54,6 +54,20 @@ def plan(source: str, flags: Any, progress: Progress) -> Result:
     return Result(satisfied=True, document=made.to_json(), shown=shown)
 
 
+def curve(source: str, flags: Any, progress: Progress) -> Result:
+    """Plan for budgets between the plain step and the least peak."""
+    model = _plain(_load(source, flags, progress))
+    batch_size = _batch_size(flags, None)
+    hints = {name: getattr(flags, name) for name in ("keep", "recompute", "candidates", "granularity")}
+    with progress.stage("tracing one training step, and planning"):
+        found = api.memory_time_curve(model, batch_size=batch_size, points=flags.points, **hints)
+    return Result(
+        satisfied=True,
+        document={"plans": [each.to_json() for each in found]},
+        shown=(tables.curve_table(found),),
+    )
+
+
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
     """Plan and rewrite the model, and write the output folder."""
     if is_saved_model(source):
@@ -127,7 +141,7 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
 
 
 VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
-    verb.__name__: verb for verb in (estimate, plan, optimize, verify, measure)
+    verb.__name__: verb for verb in (estimate, plan, curve, optimize, verify, measure)
 }
 
 

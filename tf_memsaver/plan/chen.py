@@ -23,7 +23,7 @@ def chen_sqrt(problem: Problem) -> tuple[Segment, ...]:
     """Cut the articulation points into about √n runs of equal count (section 4.3)."""
     points = [cut.position for cut in problem.articulation_points]
     run = max(1, round(math.sqrt(len(points) + 1)))
-    return _unless_plain_is_smaller(problem, [covered(problem, points[run - 1 :: run])])
+    return unless_plain_is_smaller(problem, [covered(problem, points[run - 1 :: run])])
 
 
 @register_planner("chen_greedy")
@@ -40,10 +40,10 @@ def chen_greedy(problem: Problem) -> tuple[Segment, ...]:
     least, most = max(max(made, default=0), 1), max(sum(made), 1)
     bounds = [least * (most / least) ** (trial / (GREEDY_TRIALS - 1)) for trial in range(GREEDY_TRIALS)]
     cuts = dict.fromkeys(tuple(_greedy_cuts(problem, made, bound)) for bound in bounds)
-    return _unless_plain_is_smaller(problem, [covered(problem, chosen) for chosen in cuts])
+    return unless_plain_is_smaller(problem, [covered(problem, chosen) for chosen in cuts])
 
 
-def _unless_plain_is_smaller(problem: Problem, proposals: Sequence[tuple[Segment, ...]]) -> tuple[Segment, ...]:
+def unless_plain_is_smaller(problem: Problem, proposals: Sequence[tuple[Segment, ...]]) -> tuple[Segment, ...]:
     """Return the proposal of least simulated peak, or one store segment where hints allow it and that needs less."""
     if not any(problem.forced):
         proposals = [*proposals, problem.store_all]

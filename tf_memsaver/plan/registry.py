@@ -1,9 +1,14 @@
-"""The table of planners. A planner takes a problem and proposes segments; ``solve`` alone certifies them."""
+"""The table of planners. A planner takes a problem and proposes segments; ``solve`` alone certifies them.
+
+A planner of one's own gets its name by ``register_planner``, or from an installed package: by an entry point of the
+group ``tf_memsaver.planners``, which is loaded when its name is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TypeVar
 
 from tf_memsaver.errors import InvalidRequestError
@@ -22,6 +27,9 @@ class Choice:
 Planner = Callable[[Problem], Sequence[Segment] | Choice]
 """Takes a problem and proposes segments that cover its units, in order."""
 
+ENTRY_POINTS = "tf_memsaver.planners"
+"""The group of entry points by which packages bring planners."""
+
 _PLANNERS: dict[str, Planner] = {}
 
 
@@ -39,16 +47,27 @@ def register_planner(name: str) -> Callable[[Kind], Kind]:
 
 
 def planner_names() -> tuple[str, ...]:
-    """Return the names of all planners, in alphabetical order."""
-    return tuple(sorted(_PLANNERS))
+    """Return the names of all planners, those of installed packages among them, in alphabetical order."""
+    return tuple(sorted({*_PLANNERS, *metadata.entry_points(group=ENTRY_POINTS).names}))
 
 
 def planner_named(name: str) -> Planner:
     """Return a planner.
 
     Raises:
-      InvalidRequestError: there is none of that name; the sentence lists all names.
+      InvalidRequestError: there is none of that name (the sentence lists all names), or it cannot be loaded.
     """
-    if name not in _PLANNERS:
+    if name in _PLANNERS:
+        return _PLANNERS[name]
+    found = metadata.entry_points(group=ENTRY_POINTS, name=name)
+    if not found:
         raise InvalidRequestError(f"there is no strategy '{name}'. Choose one of: {', '.join(planner_names())}.")
-    return _PLANNERS[name]
+    point = next(iter(found))
+    try:
+        planner: Planner = point.load()
+    except Exception as error:
+        raise InvalidRequestError(
+            f"strategy '{name}' is '{point.value}' of an installed package, and cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return register_planner(name)(planner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tf_memsaver.errors import (
     CertificationError,
@@ -13,16 +14,19 @@ from tf_memsaver.errors import (
     PlanFormatError,
 )
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan import auto, chen, min_peak, min_time  # noqa: F401  (each enters its planners in the table)
+from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time  # noqa: F401  (each enters its planners in the table)
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
 
-__all__ = ["Choice", "Planner", "planner_names", "register_planner", "solve"]
+__all__ = ["Choice", "Planner", "curve", "planner_names", "register_planner", "solve"]
 
 
 MOST_BUDGET_ROUNDS = 8
 """How often a planner is asked again because the allocator's peak of its plan is above the budget."""
+
+LEAST_POINTS = 24
+"""Points of a curve, if no other number is asked for."""
 
 _WITHIN_BUDGETS = ("auto", "min_time")
 
@@ -45,19 +49,60 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
     _check_limits(request)
     problem = Problem.build(graph, request)
     choice, peak_bytes = _propose(planner, problem)
-    segments = choice.segments
-    measured = problem.simulator.measure(segments)
-    overhead = problem.overhead(measured.replay_seconds)
-    if request.max_overhead is not None and overhead > request.max_overhead:
-        raise InfeasibleOverheadError(request.max_overhead, overhead)
+    plan = _plan(problem, choice, peak_bytes, begin, versions)
+    if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
+        raise InfeasibleOverheadError(request.max_overhead, plan.step_overhead)
+    return plan
+
+
+def curve(
+    graph: Graph,
+    request: Request,
+    points: int = LEAST_POINTS,
+    *,
+    versions: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+) -> tuple[Plan, ...]:
+    """Return certified plans from the plain step to the least peak, of ever less memory and ever longer steps.
+
+    They are ``auto``'s for budgets between the two, found over the same tables, without those that another one beats in
+    both. There may be fewer than ``points`` where fewer plans differ. Each takes as ``plan_seconds`` the time since the
+    one before it. Only the hints of ``request`` count, and its granularity.
+
+    Raises:
+      InvalidRequestError: fewer than two points.
+      HintError: a hint matches no layer, or hints contradict each other.
+    """
+    if points < 2:
+        raise InvalidRequestError(f"a curve has two points at least, not {points}")
+    begin = time.perf_counter()
+    problem = Problem.build(graph, replace(request, strategy="auto", budget_bytes=None, max_overhead=None))
+    made: dict[tuple[Segment, ...], Plan] = {}
+    for choice in curves.proposals(problem, points):
+        if choice.segments not in made:
+            _certify(problem, choice.segments)
+            peak = problem.simulator.reported_peak(choice.segments)
+            made[choice.segments] = _plan(problem, choice, peak, begin, versions)
+            begin = time.perf_counter()
+    return tuple(curves.pareto(list(made.values())))
+
+
+def _plan(
+    problem: Problem,
+    choice: Choice,
+    peak_bytes: int,
+    begin: float,
+    versions: Mapping[str, str] | Sequence[tuple[str, str]],
+) -> Plan:
+    """Return a certified choice as a plan; ``begin`` is when planning it began (``time.perf_counter``)."""
+    graph, request = problem.graph, problem.request
     return Plan(
-        segments=segments,
+        segments=choice.segments,
         batch_size=graph.batch_size,
         strategy=request.strategy,
         planner=choice.planner,
         peak_bytes=peak_bytes,
         plain_peak_bytes=problem.plain_reported_peak,
-        step_overhead=overhead,
+        step_overhead=problem.overhead(problem.simulator.measure(choice.segments).replay_seconds),
         plan_seconds=time.perf_counter() - begin,
         request=request,
         labels=tuple(unit.label for unit in graph.units),

@@ -84,6 +84,23 @@ def before_after_table(plan: Plan) -> Table:
     return table
 
 
+def curve_table(plans: Sequence[Plan]) -> Table:
+    """Return one row for each plan of a curve."""
+    table = Table(title=f"predicted training steps, batch size {plans[0].batch_size}", title_justify="left")
+    for heading in ("peak", "of plain", "step time", "recomputed layers"):
+        table.add_column(heading, justify="right")
+    for plan in plans:
+        table.add_row(
+            format_bytes(plan.peak_bytes),
+            f"{plan.peak_bytes / plan.plain_peak_bytes:.0%}",
+            f"{1.0 + plan.step_overhead:.1%}",
+            f"{len(plan.recomputed)} of {len(plan.labels)}",
+        )
+    table.caption = f"planned in {sum(plan.plan_seconds for plan in plans):.2f} s"
+    table.caption_justify = "left"
+    return table
+
+
 def segments_table(plan: Plan) -> Table:
     """Return one row for each segment; children of a nested segment are indented below it."""
     table = Table(title="segments", title_justify="left")

@@ -1,0 +1,58 @@
+"""The Pareto front of peak against step time, over the same tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from tf_memsaver.plan.one_level import Found, tidied
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.registry import Choice
+from tf_memsaver.plan.types import Plan, SegmentMode
+
+
+def proposals(problem: Problem, points: int) -> Iterator[Choice]:
+    """Yield plans for limits between the least peak and the plain step's: first evenly spaced, then in the widest gaps.
+
+    About ``points`` different ones, or as many as are found with twice as many searches.
+    """
+    plans = problem.one_level
+    smallest = plans.smallest
+    yield _choice(smallest)
+    largest = plans.quickest(2**62)
+    if largest is None or largest.peak_bytes <= smallest.peak_bytes:
+        return
+    yield _choice(largest)
+    found = {smallest.peak_bytes, largest.peak_bytes}
+    limits = [
+        smallest.peak_bytes + (largest.peak_bytes - smallest.peak_bytes) * place // (points - 1)
+        for place in range(1, points - 1)
+    ]
+    for _ in range(2 * points):
+        if len(found) >= points and not limits:
+            return
+        limit = limits.pop() if limits else _middle_of_widest_gap(sorted(found))
+        between = plans.quickest(limit, smallest.segments)
+        if between is None:
+            continue
+        found.add(between.peak_bytes)
+        yield _choice(between)
+
+
+def _middle_of_widest_gap(peaks: Sequence[int]) -> int:
+    width, lower = max((above - below, below) for below, above in itertools.pairwise(peaks))
+    return lower + width // 2
+
+
+def _choice(found: Found) -> Choice:
+    replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in found.segments)
+    return Choice(planner="min_time" if replays else "plain", segments=tidied(found.segments))
+
+
+def pareto(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the plans that no other one beats in both peak and time, in order of falling peaks."""
+    front: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_overhead)):
+        if not front or plan.step_overhead < front[-1].step_overhead:
+            front.append(plan)
+    return front[::-1]
