@@ -216,14 +216,28 @@ def _named_in(value: Any) -> Sequence[Any]:
     return [value.func] if value.HasField("func") else value.list.func
 
 
-def registered(gradient: Gradient) -> str:
+_SEGMENT = "MemsaverSegment-"
+
+
+def registered(gradient: Gradient, prefix: str = "MemsaverGradient-") -> str:
     """Register a gradient function, as ``tf.custom_gradient`` does for each of its calls, and return its name.
 
     A tape outside a tf.function asks the registry; it does not see what is recorded inside.
     """
-    name = f"MemsaverGradient-{ops.uid()}"
+    name = f"{prefix}{ops.uid()}"
     ops.RegisterGradient(name)(gradient)
     return name
+
+
+def registered_segment(gradient: Gradient) -> str:
+    """Register the gradient function of a segment, whose operations have gradients of their own in the plain step."""
+    return registered(gradient, _SEGMENT)
+
+
+def ends_segment(operation: Any) -> bool:
+    """Whether an operation has a gradient function that ``registered_segment`` registered."""
+    attribute = operation.node_def.attr.get(CUSTOM_GRADIENT)
+    return attribute is not None and attribute.s.decode().startswith(_SEGMENT)
 
 
 def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_memsaver.capture.calls import ADDITIONS
 from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient, sums_of_many
+from tf_memsaver.emission import ends_segment
 from tf_memsaver.gates import Gates
 
 _READS_OUTPUT = frozenset(
@@ -36,6 +37,9 @@ _READS_OTHERS = frozenset(
 )
 """Ops whose gradient for one input reads the others."""
 
+
+_SCOPE = "memsaver_witness"
+"""Name scope of what is added here."""
 
 _FUSED_WITH_PADS = frozenset("AvgPool BatchMatMulV2 Conv2D Conv3D DepthwiseConv2dNative Einsum MatMul MaxPool".split())
 """Readers that are fused with nothing in front of them but a padding."""
@@ -60,6 +64,8 @@ def first_run_witness(
       What was read, as one float32 vector, or None if nothing was. What is run must depend on it by data: where a
       control dependency is all, the graph optimizer takes the readers out.
     """
+    # Those of segments inside are for their gradients, which nobody takes here.
+    operations = [operation for operation in operations if _SCOPE not in operation.name]
     readers: dict[int, list[Any]] = {}
     for operation in operations:
         for tensor in operation.inputs:
@@ -82,7 +88,7 @@ def _held_through_sums(
     for last, terms in sums_of_many(operations, readers):
         held = [tensor for tensor in terms if id(tensor) in needed]
         if held:
-            with tf.name_scope("memsaver_witness"):
+            with tf.name_scope(_SCOPE):
                 # Behind it by data: an operation that another one waits for is not joined with others.
                 yield gates.first_elements(held, behind=gates.gate([gates.first_elements([last.outputs[0]])]))
 
@@ -127,7 +133,7 @@ def _witness(tensors: Iterable[Any], gates: Gates) -> tf.Tensor | None:
     unique = {id(tensor): tensor for tensor in tensors if tensor.dtype.is_floating}
     if not unique:
         return None
-    with tf.name_scope("memsaver_witness"):
+    with tf.name_scope(_SCOPE):
         return gates.first_elements(list(unique.values()))
 
 
@@ -176,8 +182,11 @@ def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> 
 
 
 def _inside_custom_gradients(operations: Sequence[Any]) -> set[int]:
-    """Return the ids of the operations in functions with a gradient of their own, which are not differentiated."""
+    """Return the ids of the operations in functions with a gradient of their own, which are not differentiated.
+
+    Segments inside have one too, but not in the plain step.
+    """
     reads = [[id(tensor) for tensor in operation.inputs] for operation in operations]
     makes = [[id(tensor) for tensor in operation.outputs] for operation in operations]
-    ends = [place for place, each in enumerate(operations) if has_custom_gradient(each)]
+    ends = [place for place, each in enumerate(operations) if has_custom_gradient(each) and not ends_segment(each)]
     return {id(operations[place]) for body in custom_gradient_bodies(reads, makes, ends) for place in body}

@@ -27,7 +27,7 @@ import tensorflow as tf
 from tensorflow.python.eager.record import VariableWatcher, record_operation, stop_recording
 
 from tf_memsaver import twins
-from tf_memsaver.emission import registered
+from tf_memsaver.emission import registered_segment
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.fan_out import first_run_witness, replay_witness
 from tf_memsaver.gates import Gates, behind
@@ -135,7 +135,7 @@ def _with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Se
             def of_identities(_: Any, *upstream: Any) -> list[Any]:
                 return [*([None] * len(outputs)), *gradient(*upstream[: len(outputs)])]
 
-            overridden = {"IdentityN": registered(of_identities)}
+            overridden = {"IdentityN": registered_segment(of_identities)}
             # One that is a term of a sum is sorted by its name.
             scope = f"{_maker(outputs[0]).name}/" if outputs else None
             with tf.compat.v1.get_default_graph().gradient_override_map(overridden), tf.name_scope(scope or "segment"):

@@ -41,7 +41,9 @@ def without_seconds(plan: Plan) -> Plan:
 
 
 def test_the_table_has_the_planners_of_the_design():
-    assert {"auto", "chen_greedy", "chen_sqrt", "min_peak", "min_time"} <= set(planner_names())
+    assert {"auto", "chen_greedy", "chen_sqrt", "keep_products", "min_peak", "min_time", "nested", "plain"} <= set(
+        planner_names()
+    )
 
 
 @every_planner
@@ -121,6 +123,11 @@ def test_a_smaller_budget_never_gives_a_larger_peak_or_less_time(strategy: str, 
     assert [plan.step_overhead for plan in plans] == sorted((plan.step_overhead for plan in plans), reverse=True)
 
 
+def _able(strategy: str) -> tuple[str, ...]:
+    """Return the planners that reach what the error of ``strategy`` names: one level does not reach what several do."""
+    return ("auto", "nested") if strategy in ("auto", "nested") else ("auto", "min_time", "min_peak")
+
+
 @every_planner
 @examples
 @given(data=st.data())
@@ -130,12 +137,12 @@ def test_the_least_budget_that_an_error_names_works(strategy: str, data: st.Data
     with pytest.raises(InfeasibleBudgetError) as caught:
         solve(graph, request)
     least = caught.value.least_bytes
-    for able in ("auto", "min_time", "min_peak"):
+    for able in _able(strategy):
         plan = solve(graph, dataclasses.replace(request, strategy=able, budget_bytes=least))
         assert plan.peak_bytes <= least
-    if strategy in ("auto", "min_peak", "min_time"):
+    if strategy in ("auto", "nested", "min_peak", "min_time"):
         with pytest.raises(InfeasibleBudgetError):
-            solve(graph, dataclasses.replace(request, strategy="auto", budget_bytes=least - 1))
+            solve(graph, dataclasses.replace(request, budget_bytes=least - 1))
 
 
 @every_planner
@@ -148,9 +155,10 @@ def test_the_least_budget_works_where_the_allocator_leaves_holes(strategy: str, 
     with pytest.raises(InfeasibleBudgetError) as caught:
         solve(graph, request)
     least = caught.value.least_bytes
-    for able in ("auto", "min_time"):
-        assert solve(graph, dataclasses.replace(request, strategy=able, budget_bytes=least)).peak_bytes <= least
-    assert solve(graph, dataclasses.replace(request, strategy="min_peak", budget_bytes=None)).peak_bytes <= least
+    for able in _able(strategy):
+        unlimited = able in ("min_peak", "nested")
+        able_request = dataclasses.replace(request, strategy=able, budget_bytes=None if unlimited else least)
+        assert solve(graph, able_request).peak_bytes <= least
 
 
 @examples
@@ -159,6 +167,22 @@ def test_auto_without_a_budget_keeps_to_the_default_overhead(graph: Graph):
     plan = solve(graph, Request())
     assert plan.step_overhead <= DEFAULT_MAX_OVERHEAD
     assert plan.peak_bytes <= plan.plain_peak_bytes
+
+
+def test_several_levels_need_about_log_n_of_the_memory():
+    """Within the memory of one level, and far below on long chains; children only where one level is not enough."""
+    peaks = {}
+    for count in (16, 64):
+        graph = chain([1000] * count)
+        one, several = (solve(graph, Request(strategy=name)) for name in ("min_peak", "nested"))
+        peaks[count] = several.peak_bytes
+        assert several.peak_bytes < one.peak_bytes
+        assert any(segment.children for segment in several.segments)
+        assert not any(segment.children for segment in solve(graph, Request(budget_bytes=one.peak_bytes)).segments)
+        within = solve(graph, Request(budget_bytes=(one.peak_bytes + several.peak_bytes) // 2))
+        assert within.planner == "nested" and within.peak_bytes <= within.request.budget_bytes
+        assert one.step_overhead < within.step_overhead <= several.step_overhead
+    assert peaks[64] < 1.5 * peaks[16]
 
 
 def test_auto_stores_everything_where_plain_fits():

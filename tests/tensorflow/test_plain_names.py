@@ -131,6 +131,17 @@ def test_nested_segments_have_them_too() -> None:
     assert_trains_alike(model, optimized, ("graph",))
 
 
+@pytest.mark.parametrize("free_batch", [True, False])
+def test_nested_first_runs_are_fused_as_the_plain_step(free_batch: bool) -> None:
+    """A product, its bias and a GELU are made one where nobody reads what lies between: not in the plain step."""
+    x = inputs = keras.Input((8,))
+    for number in range(5):
+        x = layers.Dense(8, activation="gelu", name=f"dense{number}")(x)
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    optimized = optimized_by_hand(model, ("dense0", "dense4", [("dense0", "dense1", [("dense0", "dense0")])]))
+    assert_trains_alike(model, optimized, ("graph",), free_batch=free_batch)
+
+
 def test_a_second_replay_gets_names_of_its_own() -> None:
     model = shared_block()
     optimized = optimized_between_cuts(model)

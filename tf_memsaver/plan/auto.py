@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tf_memsaver.errors import InfeasibleOverheadError
+from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.plan.min_time import quickest_within
+from tf_memsaver.plan.nested import quickest_nested
 from tf_memsaver.plan.one_level import tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
@@ -15,6 +16,8 @@ from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, SegmentMode
 def auto(problem: Problem) -> Choice:
     """Return the quickest plan within the budget; without a budget, the least peak within the overhead.
 
+    Of one level, or of several where no plan of one level is within the budget.
+
     The overhead is ``max_overhead``, or ``DEFAULT_MAX_OVERHEAD`` when the request has none. Where a budget is given and
     the plain step fits, everything is stored.
 
@@ -24,7 +27,13 @@ def auto(problem: Problem) -> Choice:
     """
     request, plans = problem.request, problem.one_level
     if request.budget_bytes is not None:
-        found = quickest_within(plans, request.budget_bytes)
+        try:
+            found = quickest_within(plans, request.budget_bytes)
+        except InfeasibleBudgetError:
+            found = quickest_nested(problem, request.budget_bytes, plans.smallest)
+            if found.peak_bytes > request.budget_bytes:
+                raise InfeasibleBudgetError(request.budget_bytes, found.peak_bytes) from None
+            return Choice(planner="nested", segments=tidied(found.segments))
         replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in found.segments)
         return Choice(planner="min_time" if replays else "plain", segments=tidied(found.segments))
     overhead = DEFAULT_MAX_OVERHEAD if request.max_overhead is None else request.max_overhead

@@ -88,9 +88,10 @@ class Problem:
         """The peak of the plain step as the allocator reports it."""
         return self.simulator.reported_peak(self.store_all)
 
-    def with_budget(self, budget_bytes: int) -> Problem:
-        """Return the same problem with another budget; what was computed for this one is shared."""
-        other = replace(self, request=replace(self.request, budget_bytes=budget_bytes))
+    def with_budget(self, budget_bytes: int | None, strategy: str | None = None) -> Problem:
+        """Return the same problem with another budget, and strategy; what was computed for this one is shared."""
+        request = replace(self.request, budget_bytes=budget_bytes, strategy=strategy or self.request.strategy)
+        other = replace(self, request=request)
         for name in ("simulator", "plain", "one_level"):
             other.__dict__[name] = getattr(self, name)
         return other

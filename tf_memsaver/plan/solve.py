@@ -14,7 +14,7 @@ from tf_memsaver.errors import (
     PlanFormatError,
 )
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time  # noqa: F401  (each enters its planners in the table)
+from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they enter themselves in the table)
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
@@ -135,11 +135,13 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
         seen.add(choice.segments)
     if problem.request.strategy not in _WITHIN_BUDGETS:
         raise InfeasibleBudgetError(budget, least)
-    smallest = tuple(min_peak.min_peak(problem))
-    peak = problem.simulator.reported_peak(smallest)
-    if peak > budget:
-        raise InfeasibleBudgetError(budget, peak)
-    return Choice(planner="min_peak", segments=smallest), peak
+    peaks = []
+    for strategy in ("min_peak", "nested") if problem.request.strategy == "auto" else ("min_peak",):
+        choice, peak = _certified(planner_named(strategy), problem.with_budget(None, strategy))
+        if peak <= budget:
+            return choice, peak
+        peaks.append(peak)
+    raise InfeasibleBudgetError(budget, min(peaks))
 
 
 def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:

@@ -202,6 +202,11 @@ class Tables:
             return max(self.least_peak, kept + self._learnt_ends[flags])
         return max(self.least_peak, idle + self._end_bytes[0], kept + self._end_bytes[1])
 
+    @property
+    def end_bytes(self) -> float:
+        """What the loss needs at least, with all that it reads kept already."""
+        return max(self.least_peak, self._end_bytes[1])
+
     def restricted(self, chosen: Sequence[int]) -> Tables:
         """Return a copy with only the ``chosen`` positions (indices; the first and the last among them)."""
         tables = copy.copy(self)
