@@ -95,7 +95,10 @@ def _groups() -> dict[str, list[Cell]]:
         for precision in ("mixed_float16", "mixed_bfloat16", "float64")
         for model in SMALL
         for mode in precise
-        if model != "layer_policies" and _trained_by(model, mode)
+        if model != "layer_policies"
+        and _trained_by(model, mode)
+        # Its loop does not scale losses.
+        and (model, precision) != ("gan", "mixed_float16")
     ]
     return {
         "modes": modes,
@@ -306,7 +309,12 @@ def main(_: list[str]) -> None:
     with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as pool:
         running = {pool.submit(run, cell): cell for cell in left}
         for done in track(concurrent.futures.as_completed(running), description="cells", total=len(left)):
-            rows[running[done]] = done.result()
+            cell = running[done]
+            try:
+                rows[cell] = done.result()
+            except Exception as error:
+                # One cell that cannot be compared is a failed cell, not the end of the run.
+                rows[cell] = {**cell._asdict(), "commit": _commit(), "outcome": "FAILED", "message": repr(error)[:200]}
             _write([rows[cell] for cell in {**dict.fromkeys(chosen), **rows} if cell in rows])
     rows = {cell: rows[cell] for cell in chosen}
     failed = [row for row in rows.values() if row["outcome"] == "FAILED"]
