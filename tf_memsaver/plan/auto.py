@@ -30,7 +30,7 @@ def auto(problem: Problem) -> Choice:
         try:
             found = quickest_within(plans, request.budget_bytes)
         except InfeasibleBudgetError:
-            found = quickest_nested(problem, request.budget_bytes, plans.smallest)
+            found = quickest_nested(problem, request.budget_bytes)
             if found.peak_bytes > request.budget_bytes:
                 raise InfeasibleBudgetError(request.budget_bytes, found.peak_bytes) from None
             return Choice(planner="nested", segments=tidied(found.segments))

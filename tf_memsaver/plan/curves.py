@@ -5,20 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from tf_memsaver.plan.nested import nested_plans
 from tf_memsaver.plan.one_level import Found, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
 from tf_memsaver.plan.types import Plan, SegmentMode
 
+BELOW = 0.25
+"""Share of points below the least peak of one level."""
+
 
 def proposals(problem: Problem, points: int) -> Iterator[Choice]:
     """Yield plans for limits between the least peak and the plain step's: first evenly spaced, then in the widest gaps.
 
-    About ``points`` different ones, or as many as are found with twice as many searches.
+    About ``points`` different ones, or as many as are found with twice as many searches; and ``BELOW`` times as many of
+    several levels, below the least peak of one level.
     """
     plans = problem.one_level
     smallest = plans.smallest
     yield _choice(smallest)
+    yield from _several_levels(problem, max(2, int(BELOW * points)))
     largest = plans.quickest(2**62)
     if largest is None or largest.peak_bytes <= smallest.peak_bytes:
         return
@@ -37,6 +43,17 @@ def proposals(problem: Problem, points: int) -> Iterator[Choice]:
             continue
         found.add(between.peak_bytes)
         yield _choice(between)
+
+
+def _several_levels(problem: Problem, count: int) -> Iterator[Choice]:
+    """Yield at most so many plans of several levels below the least peak of one level, evenly chosen."""
+    least = problem.one_level.smallest.peak_bytes
+    front: list[Found] = []
+    for found in sorted(nested_plans(problem), key=lambda found: found.rank):
+        if found.peak_bytes < least and (not front or found.replay_seconds < front[-1].replay_seconds):
+            front.append(found)
+    places = dict.fromkeys(place * (len(front) - 1) // (count - 1) for place in range(count)) if front else ()
+    yield from (Choice(planner="nested", segments=tidied(front[place].segments)) for place in places)
 
 
 def _middle_of_widest_gap(peaks: Sequence[int]) -> int:

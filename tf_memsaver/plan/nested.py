@@ -26,9 +26,6 @@ from tf_memsaver.plan.registry import register_planner
 from tf_memsaver.plan.tables import Floats
 from tf_memsaver.plan.types import Segment, SegmentMode
 
-MOST_CUTS = 96
-"""Candidate cuts that are considered; of more, those that ``OneLevel`` thins them to."""
-
 SLOTS = 192
 """Sizes of memory that are told apart, up to ``ABOVE`` times the transient bytes of the least peak of one level."""
 
@@ -43,30 +40,25 @@ def nested(problem: Problem) -> Sequence[Segment]:
 
     With a budget, the quickest that was found within it. One level is enough where that is as good.
     """
-    plans, budget = problem.one_level, problem.request.budget_bytes
-    smallest = plans.smallest
-    if budget is not None:
-        return quickest_nested(problem, budget, smallest).segments
-    found = (Found(segments=s, measured=problem.simulator.measure(s)) for s in Nested(problem, smallest).all())
-    return tidied(min([smallest, *found], key=lambda each: each.rank).segments)
+    budget = problem.request.budget_bytes
+    return tidied(quickest_nested(problem, 0 if budget is None else budget).segments)
 
 
-def quickest_nested(problem: Problem, budget: int, smallest: Found) -> Found:
-    """Return the quickest plan of several levels whose simulated peak is within ``budget``, else that of least peak."""
-    best = smallest
-    for segments in Nested(problem, smallest).all():
-        found = Found(segments=segments, measured=problem.simulator.measure(segments))
-        if best.peak_bytes <= budget < found.peak_bytes:
-            continue
+def quickest_nested(problem: Problem, budget: int) -> Found:
+    """Return the quickest plan whose simulated peak is within ``budget``, or else the one of least peak."""
+
+    def rank(found: Found) -> tuple[bool, float, float]:
+        order = found.replay_seconds, found.peak_bytes
         fits = found.peak_bytes <= budget
-        if (fits, *_worth(found, fits)) > (best.peak_bytes <= budget, *_worth(best, fits)):
-            best = found
-    return best
+        return (not fits, *(order if fits else order[::-1]))
+
+    return min([problem.one_level.smallest, *nested_plans(problem)], key=rank)
 
 
-def _worth(found: Found, fits: bool) -> tuple[float, float]:
-    order = (-found.replay_seconds, -found.peak_bytes)
-    return order if fits else order[::-1]
+def nested_plans(problem: Problem) -> list[Found]:
+    """Return plans of several levels, as the simulator sees them, of ever more memory."""
+    segments = Nested(problem, problem.one_level.smallest).all()
+    return [Found(segments=each, measured=problem.simulator.measure(each)) for each in segments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ class Nested:
     """The recurrence for one problem."""
 
     def __init__(self, problem: Problem, smallest: Found) -> None:
-        self._tables = problem.one_level.thinned_tables(smallest.segments, MOST_CUTS)
+        self._tables = problem.one_level.thinned_tables(smallest.segments)
         self._resident = problem.graph.resident_bytes
         self._slot_bytes = max(1.0, ABOVE * (smallest.peak_bytes - self._resident) / (SLOTS - 1))
         self._costs = self._in_slots(problem)
@@ -194,7 +186,7 @@ class Nested:
         segments, start, last = [], 0, len(self._tables.positions) - 1
         while start < last:
             stop, keeps = int(self._next[start, memory]), bool(self._stored[start, memory])
-            segments.append(self._segment(start, stop, SegmentMode.STORE) if keeps else self._nest(start, stop, memory))
+            segments.append(self._stored_segment(start, stop) if keeps else self._nest(start, stop, memory))
             memory -= int((self._costs.stored_boundary if keeps else self._costs.boundary)[start, stop])
             start = stop
         return tidied(segments)
@@ -208,12 +200,12 @@ class Nested:
             at = split
         if children:
             # It stands when the others have been run again: its backward pass begins at once.
-            children.append(self._segment(at, stop, SegmentMode.STORE))
+            children.append(self._stored_segment(at, stop))
         positions = self._tables.positions
         return Segment(
             start=positions[start], stop=positions[stop], mode=SegmentMode.RECOMPUTE, children=tuple(children)
         )
 
-    def _segment(self, start: int, stop: int, mode: SegmentMode) -> Segment:
+    def _stored_segment(self, start: int, stop: int) -> Segment:
         positions = self._tables.positions
-        return Segment(start=positions[start], stop=positions[stop], mode=mode)
+        return Segment(start=positions[start], stop=positions[stop], mode=SegmentMode.STORE)

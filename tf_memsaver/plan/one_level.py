@@ -240,22 +240,22 @@ class OneLevel:
     def _simulated(self, segments: Sequence[Segment]) -> Found:
         return Found(segments=tuple(segments), measured=self._problem.simulator.measure(segments))
 
-    def thinned_tables(self, around: Sequence[Segment], most: int) -> Tables:
-        """Return tables of about ``most`` positions, or of all where there are no more (see ``_thinned``)."""
-        return self._full.restricted(self._thinned(around, most))
+    def thinned_tables(self, around: Sequence[Segment]) -> Tables:
+        """Return tables of about ``THIN_CUTS`` positions, or of all where there are no more (see ``_thinned``)."""
+        return self._full.restricted(self._thinned(around))
 
-    def _thinned(self, around: Sequence[Segment], most: int = THIN_CUTS) -> list[int]:
-        """Return the indices of about ``most`` positions, or of all where there are no more.
+    def _thinned(self, around: Sequence[Segment]) -> list[int]:
+        """Return the indices of about ``THIN_CUTS`` positions, or of all where there are no more.
 
         Of each of equal shares of the activations that the backward pass reads, the position that the fewest bytes
         cross; and those where segments ``around`` end.
         """
         positions = self._full.positions
         count = len(positions) - 1
-        if len(positions) <= most:
+        if len(positions) <= THIN_CUTS:
             return list(range(count + 1))
         stored = self._full.stored_bytes[0, 0] + 1e-9 * np.arange(count)
-        share = np.concatenate([[0.0], stored]) / stored[-1] * (most - 2)
+        share = np.concatenate([[0.0], stored]) / stored[-1] * (THIN_CUTS - 2)
         crossing = self._full.crossing_bytes.sum(axis=1)
         chosen: dict[int, int] = {}
         for index in range(1, count):

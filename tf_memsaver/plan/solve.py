@@ -14,7 +14,7 @@ from tf_memsaver.errors import (
     PlanFormatError,
 )
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they enter themselves in the table)
+from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they register)
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
@@ -64,9 +64,9 @@ def curve(
 ) -> tuple[Plan, ...]:
     """Return certified plans from the plain step to the least peak, of ever less memory and ever longer steps.
 
-    They are ``auto``'s for budgets between the two, found over the same tables, without those that another one beats in
-    both. There may be fewer than ``points`` where fewer plans differ. Each takes as ``plan_seconds`` the time since the
-    one before it. Only the hints of ``request`` count, and its granularity.
+    They are ``min_time``'s for limits between the two and, below what one level reaches, some of ``nested``'s, found over
+    the same tables, without those that another one beats in both. There may be fewer than ``points`` where fewer plans
+    differ. Each takes as ``plan_seconds`` the time since the one before it. Only the hints of ``request`` count.
 
     Raises:
       InvalidRequestError: fewer than two points.
