@@ -64,9 +64,9 @@ def curve(
 ) -> tuple[Plan, ...]:
     """Return certified plans from the plain step to the least peak, of ever less memory and ever longer steps.
 
-    They are ``min_time``'s for limits between the two and, below what one level reaches, some of ``nested``'s, found over
-    the same tables, without those that another one beats in both. There may be fewer than ``points`` where fewer plans
-    differ. Each takes as ``plan_seconds`` the time since the one before it. Only the hints of ``request`` count.
+    They are ``min_time``'s for limits between the two and, below what one level reaches, some of ``nested``'s, found
+    over the same tables, without those that another one beats in both. There may be fewer than ``points`` where fewer
+    plans differ. Each takes as ``plan_seconds`` the time since the one before it. Only the hints of ``request`` count.
 
     Raises:
       InvalidRequestError: fewer than two points.
