@@ -1,0 +1,192 @@
+"""How good plans are, and how long planning takes, on made-up steps: no TensorFlow, seconds to minutes.
+
+``python tools/bench_planner.py`` writes ``tools/results/bench_planner.md``:
+
+* growth: ResNet-like graphs of 10² to 10⁵ operations, planned for half of what the plain step needs beyond its
+  weights, each in a process of its own, with the time and memory of planning;
+* planners: chains and ResNet-, DenseNet-, U-Net- and transformer-like graphs at 30, 50 and 70% of the plain peak, with
+  the extra time of each planner's plan.
+
+An operation takes one second a byte forward, and two backward.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, os.fspath(ROOT))
+
+from tests.plan.strategies import Net, chain  # noqa: E402
+from tf_memsaver.errors import InfeasibleBudgetError, MemsaverError  # noqa: E402
+from tf_memsaver.ir.graph import Graph  # noqa: E402
+from tf_memsaver.plan.problem import Problem  # noqa: E402
+from tf_memsaver.plan.solve import solve  # noqa: E402
+from tf_memsaver.plan.types import Request  # noqa: E402
+from tools.machine import machine  # noqa: E402
+
+_OUTPUT = flags.DEFINE_string("output", os.fspath(ROOT / "tools/results/bench_planner.md"), "where to write the tables")
+_SIZES = flags.DEFINE_list("sizes", ["100", "1000", "10000", "100000"], "operations of the growing graphs")
+_LIMIT = flags.DEFINE_integer("limit", 900, "seconds after which planning is given up")
+
+PLANNERS = ("auto", "nested", "chen_sqrt", "chen_greedy", "keep_products", "recompute_all")
+SHARES = (0.3, 0.5, 0.7)
+
+
+# Graphs ---------------------------------------------------------------------------------------------------------------
+
+
+def residual(blocks: int) -> Graph:
+    """Return blocks of two products with normalisation and a residual sum."""
+    net = Net(scale=1024)
+    x = net.dense(net.input(8), 64)
+    for _ in range(blocks):
+        y = net.relu(net.norm(net.dense(x, 64, workspace=8)))
+        x = net.relu(net.add(x, net.norm(net.dense(y, 64, workspace=8))))
+    return net.graph(net.dense(x, 1))
+
+
+def dense_block(layers: int) -> Graph:
+    """Return layers that each read what all before them made."""
+    net = Net(scale=1024)
+    x = net.dense(net.input(8), 32)
+    for _ in range(layers):
+        x = net.concat(x, net.dense(net.relu(net.norm(x)), 8))
+    return net.graph(net.dense(x, 1))
+
+
+def unet(depth: int) -> Graph:
+    """Return a path down and up again with a skip on each height."""
+    net = Net(scale=1024)
+    x, skips = net.input(64), []
+    for height in range(depth):
+        x = net.relu(net.dense(x, 128 >> height))
+        skips.append(x)
+        x = net.dense(x, 64 >> height)
+    for skip in reversed(skips):
+        x = net.relu(net.dense(net.concat(skip, net.dense(x, net.bytes_of(skip))), net.bytes_of(skip)))
+    return net.graph(net.dense(x, 1))
+
+
+def transformer(layers: int) -> Graph:
+    """Return layers of attention-like and wide parts with residual sums."""
+    net = Net(scale=1024)
+    x = net.dense(net.input(8), 32)
+    for _ in range(layers):
+        y = net.norm(x)
+        scores = net.dropout(net.relu(net.dense(y, 96)))
+        x = net.add(x, net.dropout(net.dense(scores, 32)))
+        x = net.add(x, net.dense(net.relu(net.dense(net.norm(x), 128)), 32))
+    return net.graph(net.dense(x, 1))
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "chain of 30": lambda: chain([8] * 30),
+    "chain of 100": lambda: chain([8] * 100),
+    "ResNet-like": lambda: residual(12),
+    "DenseNet-like": lambda: dense_block(16),
+    "U-Net-like": lambda: unet(5),
+    "transformer-like": lambda: transformer(8),
+}
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+def _budget(graph: Graph, share: float) -> int:
+    problem = Problem.build(graph, Request())
+    resident = graph.resident_bytes
+    return resident + int((problem.plain_reported_peak - resident) * share)
+
+
+def _plan_once(operations: int, write: Any) -> None:
+    graph = residual(max(1, operations // len(residual(1).ops)))
+    budget = _budget(graph, 0.5)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    plan = solve(graph, Request(budget_bytes=budget))
+    seconds = time.perf_counter() - begin
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    write.send([len(graph.ops), len(graph.units), seconds, memory / 1024, plan.planner, plan.step_overhead])
+
+
+def growth(sizes: Sequence[int], limit: int) -> list[str]:
+    """Return a table of planning time and memory by size."""
+    rows = ["| operations | units | planning | memory | planner | step |", "|---:|---:|---:|---:|---|---:|"]
+    for size in sizes:
+        read, write = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=_plan_once, args=(size, write))
+        process.start()
+        write.close()
+        try:
+            made = read.recv() if read.poll(limit) else None
+        except EOFError:
+            made = None
+        process.kill()
+        process.join()
+        if made is None:
+            rows.append(f"| about {size} | | not within {limit} s | | | |")
+        else:
+            operations, units, seconds, memory, planner, overhead = made
+            rows.append(
+                f"| {operations} | {units} | {seconds:.1f} s | {memory:.0f} MiB | {planner} | {overhead:+.1%} |"
+            )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def compared() -> list[str]:
+    """Return a table of the extra time of each planner's plan, where that is within the budget."""
+    rows = [f"| graph | operations | budget | {' | '.join(PLANNERS)} |", "|---|---:|---:|" + "---:|" * len(PLANNERS)]
+    for name, build in GRAPHS.items():
+        graph = build()
+        for share in SHARES:
+            found = [_extra_time(graph, planner, _budget(graph, share)) for planner in PLANNERS]
+            rows.append(f"| {name} | {len(graph.ops)} | {share:.0%} | {' | '.join(found)} |")
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _extra_time(graph: Graph, planner: str, budget: int) -> str:
+    try:
+        return f"{solve(graph, Request(strategy=planner, budget_bytes=budget)).step_overhead:+.1%}"
+    except InfeasibleBudgetError:
+        return "–"
+    except MemsaverError as error:
+        return type(error).__name__
+
+
+def main(_: list[str]) -> None:
+    """Write the tables."""
+    text = "\n".join(
+        [
+            "Planners on made-up steps (`tools/bench_planner.py`). Budgets are shares of what the plain step needs",
+            "beyond its weights; – is no plan within the budget.",
+            "",
+            f"Machine: `{json.dumps(machine())}`",
+            "",
+            "## Growth",
+            "",
+            *growth([int(size) for size in _SIZES.value], _LIMIT.value),
+            "",
+            "## Extra step time",
+            "",
+            *compared(),
+            "",
+        ]
+    )
+    Path(_OUTPUT.value).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app.run(main)
