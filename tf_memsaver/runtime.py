@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python.eager.record import VariableWatcher, record_operation, stop_recording
+from tensorflow.python.eager.record import (
+    VariableWatcher,
+    could_possibly_record,
+    record_operation,
+    should_record_backprop,
+    stop_recording,
+)
 
 from tf_memsaver import twins
 from tf_memsaver.emission import registered_segment
@@ -99,8 +106,9 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     """
     shared = shared or Shared()
     reached: list[int] = []
+    wanted = _recorded(inputs)
     with stop_recording(), VariableWatcher() as watcher:
-        first = _FirstRun.of(function, inputs, weights, shared.gates)
+        first = _FirstRun.of(function, inputs, weights, wanted, shared.gates)
     # The last read is the first to send its gradient back.
     again = function.read_again()
     weights = [*(tensor for _, tensor in reversed(again)), *weights]
@@ -119,6 +127,13 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     if len(outputs) == 1:
         return outputs
     return [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
+
+
+def _recorded(tensors: Tensors) -> list[bool]:
+    """Return for each tensor whether a tape follows it; all may be, where none is there (a gradient of the graph)."""
+    if not could_possibly_record():
+        return [True] * len(tensors)
+    return [bool(should_record_backprop([tensor])) for tensor in tensors]
 
 
 def _with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Sequence[Any]]) -> list[tf.Tensor]:
@@ -152,28 +167,31 @@ def _forward_mode(*_: Any) -> Any:
 class _FirstRun:
     """What a first run left: ``witness`` is what the gate of the replay must depend on, in graph mode.
 
-    ``variables`` tells which weights are reads of the same variable.
+    ``wanted`` tells for which inputs a gradient is, ``variables`` which weights are reads of the same variable.
     """
 
     outputs: list[tf.Tensor]
     held: list[tf.Tensor]
+    wanted: list[bool]
     variables: list[int] = field(default_factory=list)
     witness: tuple[tf.Tensor, ...] = ()
     operations: tuple[tf.Operation, ...] = ()
 
     @classmethod
-    def of(cls, function: Replayable, inputs: Tensors, weights: Tensors, gates: Gates) -> _FirstRun:
+    def of(cls, function: Replayable, inputs: Tensors, weights: Tensors, wanted: list[bool], gates: Gates) -> _FirstRun:
         if tf.executing_eagerly():
-            return cls(outputs=function.first_run(inputs, weights), held=function.held())
+            return cls(outputs=function.first_run(inputs, weights), held=function.held(), wanted=wanted)
         graph = tf.compat.v1.get_default_graph()
         start = graph.num_operations()
         outputs = function.first_run(inputs, weights)
         operations = tuple(graph.get_operations()[start:])
         scope = _GRADIENT_SCOPES[function.forward_first]
-        witness = first_run_witness(operations, [*inputs, *weights], outputs, scope, gates)
+        sources = [*itertools.compress(inputs, wanted), *weights]
+        witness = first_run_witness(operations, sources, outputs, scope, gates)
         return cls(
             outputs=outputs,
             held=function.held(),
+            wanted=wanted,
             witness=() if witness is None else (witness,),
             operations=operations,
         )
@@ -277,7 +295,8 @@ def _replay(
             stack.enter_context(tf.control_dependencies([gate]))
         tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
         gated = [_gated(gate, tensor, function.forward_first) for tensor in inputs]
-        tape.watch([*gated, *weights])
+        sources = [*itertools.compress(gated, first.wanted), *weights]
+        tape.watch(sources)
         start = _size_of_graph()
         finished: list[int] = []
         noted = weights if gate is not None else [_note_gradient(w, place, finished) for place, w in enumerate(weights)]
@@ -291,7 +310,9 @@ def _replay(
     ]
     # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
-        gradients = tape.gradient([outputs[place] for place in arrived], [*gated, *weights], output_gradients=named)
+        results = tape.gradient([outputs[place] for place in arrived], sources, output_gradients=named)
+    given = iter(results)
+    gradients = [next(given) if wanted else None for wanted in first.wanted] + list(given)
     if gate is None:
         of_weights = _as_finished(gradients[len(gated) :], first.variables, finished)
         return [*gradients[: len(gated)], *of_weights]
@@ -344,7 +365,7 @@ def _described(
         ]
 
     return twins.Replay(
-        key=(function.forward_first, tuple(places), kinds, operations),
+        key=(function.forward_first, tuple(places), tuple(first.wanted), kinds, operations),
         sources=(*read, *outside, *gates.constants()),
         forward=tuple(named(first.operations)),
         names=(

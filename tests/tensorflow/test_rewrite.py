@@ -672,3 +672,27 @@ def test_a_tensor_from_outside_the_graph_is_an_input(granularity: str) -> None:
         found.append(step(each))
     for plain, ours in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, ours)
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_no_gradient_of_what_no_tape_follows(mode: str) -> None:
+    """The data's gradient costs a product of the first layer, and some preprocessing has none in some dtypes."""
+
+    @tf.custom_gradient
+    def fails(x: Any) -> Any:
+        def gradient(_: Any) -> Any:
+            raise TypeError("asked for")
+
+        return x * 2.0, gradient
+
+    inputs = keras.Input((6,))
+    x = layers.Dense(6, activation="gelu")(layers.Lambda(fails)(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dense(6, activation="gelu")(x)))
+    optimized = optimized_between_cuts(model, length=2)
+    assert_trains_alike(model, optimized, modes=(mode,))
+    batch = batch_for(model)
+    with tf.GradientTape() as tape:
+        tape.watch(batch)
+        made = optimized(batch, training=True)
+    with pytest.raises(TypeError, match="asked for"):
+        tape.gradient(made, batch)
