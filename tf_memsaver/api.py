@@ -19,7 +19,7 @@ from tf_memsaver.export import export_saved_model
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.measurement import Measurement, measure
 from tf_memsaver.plan.estimate import Estimate
-from tf_memsaver.plan.solve import LEAST_POINTS, curve, solve
+from tf_memsaver.plan.solve import DEFAULT_POINTS, curve, solve
 from tf_memsaver.plan.types import Plan, Request
 from tf_memsaver.rewrite import saved_model
 from tf_memsaver.rewrite.function import make_optimized_function
@@ -130,7 +130,7 @@ def memory_time_curve(
     model: Any,
     *,
     batch_size: int,
-    points: int = LEAST_POINTS,
+    points: int = DEFAULT_POINTS,
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
     candidates: str | Sequence[str] = (),

@@ -145,7 +145,7 @@ class Template:
         if differentiable and record.could_possibly_record():
             if of_tape:
                 # A tape tells gradient functions what nobody wants of them.
-                made.skip_input_indices = _unwatched(inputs)
+                made.skip_input_indices = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
             recorded_in = made.name if own_scope else made.name.rpartition("/")[0]
             scope = f"gradient_tape/{recorded_in}".rstrip("/") if of_tape else f"gradients/{name}_grad"
             _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes or self._gradient is not None)
@@ -207,8 +207,11 @@ def _note_shapes(definition: Any, graph: Any) -> None:
             node.attr["_output_shapes"].CopyFrom(attr_value_pb2.AttrValue(list=noted))
 
 
-def _unwatched(tensors: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(place for place, tensor in enumerate(tensors) if not record.should_record_backprop([tensor]))
+def followed(tensors: Sequence[Any]) -> list[bool]:
+    """Return for each tensor whether a tape follows it; all may be, where none is there (a gradient of the graph)."""
+    if not record.could_possibly_record():
+        return [True] * len(tensors)
+    return [bool(record.should_record_backprop([tensor])) for tensor in tensors]
 
 
 def _named_in(value: Any) -> Sequence[Any]:

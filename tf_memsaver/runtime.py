@@ -27,14 +27,12 @@ from typing import Any, Protocol
 import tensorflow as tf
 from tensorflow.python.eager.record import (
     VariableWatcher,
-    could_possibly_record,
     record_operation,
-    should_record_backprop,
     stop_recording,
 )
 
 from tf_memsaver import twins
-from tf_memsaver.emission import registered_segment
+from tf_memsaver.emission import followed, registered_segment
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.fan_out import first_run_witness, replay_witness
 from tf_memsaver.gates import Gates, behind
@@ -106,7 +104,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     """
     shared = shared or Shared()
     reached: list[int] = []
-    wanted = _recorded(inputs)
+    wanted = followed(inputs)
     with stop_recording(), VariableWatcher() as watcher:
         first = _FirstRun.of(function, inputs, weights, wanted, shared.gates)
     # The last read is the first to send its gradient back.
@@ -127,13 +125,6 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     if len(outputs) == 1:
         return outputs
     return [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
-
-
-def _recorded(tensors: Tensors) -> list[bool]:
-    """Return for each tensor whether a tape follows it; all may be, where none is there (a gradient of the graph)."""
-    if not could_possibly_record():
-        return [True] * len(tensors)
-    return [bool(should_record_backprop([tensor])) for tensor in tensors]
 
 
 def _with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Sequence[Any]]) -> list[tf.Tensor]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
-from tf_memsaver.plan.min_time import quickest_within
+from tf_memsaver.plan.min_time import choice_of, quickest_within
 from tf_memsaver.plan.nested import quickest_nested
 from tf_memsaver.plan.one_level import tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
 from tf_memsaver.plan.reported import least_reported
-from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, SegmentMode
+from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD
 
 
 @register_planner("auto")
@@ -28,14 +28,12 @@ def auto(problem: Problem) -> Choice:
     request, plans = problem.request, problem.one_level
     if request.budget_bytes is not None:
         try:
-            found = quickest_within(plans, request.budget_bytes)
+            return choice_of(quickest_within(plans, request.budget_bytes))
         except InfeasibleBudgetError:
             found = quickest_nested(problem, request.budget_bytes)
             if found.peak_bytes > request.budget_bytes:
                 raise InfeasibleBudgetError(request.budget_bytes, found.peak_bytes) from None
             return Choice(planner="nested", segments=tidied(found.segments))
-        replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in found.segments)
-        return Choice(planner="min_time" if replays else "plain", segments=tidied(found.segments))
     overhead = DEFAULT_MAX_OVERHEAD if request.max_overhead is None else request.max_overhead
     try:
         segments = least_reported(problem, overhead * problem.plain.step_seconds)

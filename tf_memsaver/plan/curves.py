@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from tf_memsaver.plan.nested import nested_plans
-from tf_memsaver.plan.one_level import Found, tidied
+from tf_memsaver.plan.min_time import choice_of
+from tf_memsaver.plan.one_level import tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
-from tf_memsaver.plan.types import Plan, SegmentMode
+from tf_memsaver.plan.types import Plan
+
+Item = TypeVar("Item")
 
 BELOW = 0.25
 """Share of points below the least peak of one level."""
@@ -23,12 +26,12 @@ def proposals(problem: Problem, points: int) -> Iterator[Choice]:
     """
     plans = problem.one_level
     smallest = plans.smallest
-    yield _choice(smallest)
+    yield choice_of(smallest)
     yield from _several_levels(problem, max(2, int(BELOW * points)))
     largest = plans.quickest(2**62)
     if largest is None or largest.peak_bytes <= smallest.peak_bytes:
         return
-    yield _choice(largest)
+    yield choice_of(largest)
     found = {smallest.peak_bytes, largest.peak_bytes}
     limits = [
         smallest.peak_bytes + (largest.peak_bytes - smallest.peak_bytes) * place // (points - 1)
@@ -42,16 +45,14 @@ def proposals(problem: Problem, points: int) -> Iterator[Choice]:
         if between is None:
             continue
         found.add(between.peak_bytes)
-        yield _choice(between)
+        yield choice_of(between)
 
 
 def _several_levels(problem: Problem, count: int) -> Iterator[Choice]:
     """Yield at most so many plans of several levels below the least peak of one level, evenly chosen."""
-    least = problem.one_level.smallest.peak_bytes
-    front: list[Found] = []
-    for found in sorted(nested_plans(problem), key=lambda found: found.rank):
-        if found.peak_bytes < least and (not front or found.replay_seconds < front[-1].replay_seconds):
-            front.append(found)
+    plans = problem.one_level
+    below = [found for found in plans.several_levels if found.peak_bytes < plans.smallest.peak_bytes]
+    front = _front(below, lambda found: found.rank)
     places = dict.fromkeys(place * (len(front) - 1) // (count - 1) for place in range(count)) if front else ()
     yield from (Choice(planner="nested", segments=tidied(front[place].segments)) for place in places)
 
@@ -61,15 +62,15 @@ def _middle_of_widest_gap(peaks: Sequence[int]) -> int:
     return lower + width // 2
 
 
-def _choice(found: Found) -> Choice:
-    replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in found.segments)
-    return Choice(planner="min_time" if replays else "plain", segments=tidied(found.segments))
-
-
 def pareto(plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans that no other one beats in both peak and time, in order of falling peaks."""
-    front: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_overhead)):
-        if not front or plan.step_overhead < front[-1].step_overhead:
+    return _front(plans, lambda plan: (plan.peak_bytes, plan.step_overhead))[::-1]
+
+
+def _front(plans: Sequence[Item], costs: Callable[[Item], tuple[float, ...]]) -> list[Item]:
+    """Return the Pareto-optimal plans in order of rising peaks; ``costs`` are peak, time, and what else ranks them."""
+    front: list[Item] = []
+    for plan in sorted(plans, key=costs):
+        if not front or costs(plan)[1] < costs(front[-1])[1]:
             front.append(plan)
-    return front[::-1]
+    return front

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
 from tf_memsaver.plan.one_level import Found, OneLevel, tidied
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.registry import register_planner
-from tf_memsaver.plan.types import Segment
+from tf_memsaver.plan.registry import Choice, register_planner
+from tf_memsaver.plan.types import Segment, SegmentMode
 
 
 @register_planner("min_time")
@@ -23,6 +23,12 @@ def min_time(problem: Problem) -> Sequence[Segment]:
     if budget is None:
         raise InvalidRequestError("strategy='min_time' needs a budget, such as budget='6GiB'; without one use 'auto'.")
     return tidied(quickest_within(problem.one_level, budget).segments)
+
+
+def choice_of(found: Found) -> Choice:
+    """Return a plan of one level under the planner's name: ``plain`` where nothing is replayed."""
+    replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in found.segments)
+    return Choice(planner="min_time" if replays else "plain", segments=tidied(found.segments))
 
 
 def quickest_within(plans: OneLevel, budget: int) -> Found:

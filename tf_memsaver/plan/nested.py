@@ -52,13 +52,7 @@ def quickest_nested(problem: Problem, budget: int) -> Found:
         fits = found.peak_bytes <= budget
         return (not fits, *(order if fits else order[::-1]))
 
-    return min([problem.one_level.smallest, *nested_plans(problem)], key=rank)
-
-
-def nested_plans(problem: Problem) -> list[Found]:
-    """Return plans of several levels, as the simulator sees them, of ever more memory."""
-    segments = Nested(problem, problem.one_level.smallest).all()
-    return [Found(segments=each, measured=problem.simulator.measure(each)) for each in segments]
+    return min([problem.one_level.smallest, *problem.one_level.several_levels], key=rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,8 @@ class _Costs:
 class Nested:
     """The recurrence for one problem."""
 
-    def __init__(self, problem: Problem, smallest: Found) -> None:
+    def __init__(self, problem: Problem) -> None:
+        smallest = problem.one_level.smallest
         self._tables = problem.one_level.thinned_tables(smallest.segments)
         self._resident = problem.graph.resident_bytes
         self._slot_bytes = max(1.0, ABOVE * (smallest.peak_bytes - self._resident) / (SLOTS - 1))

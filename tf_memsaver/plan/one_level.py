@@ -118,6 +118,13 @@ class OneLevel:
         quick = self.quickest(best.peak_bytes, best.segments)
         return best if quick is None else min(best, quick, key=lambda found: found.rank)
 
+    @cached_property
+    def several_levels(self) -> tuple[Found, ...]:
+        """Plans of several levels around the least peak of one, of ever more memory; they depend on no budget."""
+        from tf_memsaver.plan.nested import Nested
+
+        return tuple(map(self._simulated, Nested(self._problem).all()))
+
     def quickest(self, limit: int, around: Sequence[Segment] = ()) -> Found | None:
         """Return the plan of least time whose simulated peak is within ``limit``, or None when none was found.
 

@@ -25,7 +25,7 @@ __all__ = ["Choice", "Planner", "curve", "planner_names", "register_planner", "s
 MOST_BUDGET_ROUNDS = 8
 """How often a planner is asked again because the allocator's peak of its plan is above the budget."""
 
-LEAST_POINTS = 24
+DEFAULT_POINTS = 24
 """Points of a curve, if no other number is asked for."""
 
 _WITHIN_BUDGETS = ("auto", "min_time")
@@ -58,7 +58,7 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
 def curve(
     graph: Graph,
     request: Request,
-    points: int = LEAST_POINTS,
+    points: int = DEFAULT_POINTS,
     *,
     versions: Mapping[str, str] | Sequence[tuple[str, str]] = (),
 ) -> tuple[Plan, ...]:

@@ -74,10 +74,7 @@ def before_after_table(plan: Plan) -> Table:
     table.add_row("plain", format_bytes(plan.plain_peak_bytes), "100%", "100%", f"0 of {layers}")
     table.add_row(
         f"optimized ({plan.planner})",
-        format_bytes(plan.peak_bytes),
-        f"{plan.peak_bytes / plan.plain_peak_bytes:.0%}",
-        f"{1.0 + plan.step_overhead:.0%}",
-        f"{len(plan.recomputed)} of {layers}",
+        *_predicted(plan, decimals=0),
     )
     table.caption = f"planned in {plan.plan_seconds:.2f} s"
     table.caption_justify = "left"
@@ -90,12 +87,7 @@ def curve_table(plans: Sequence[Plan]) -> Table:
     for heading in ("peak", "of plain", "step time", "recomputed layers"):
         table.add_column(heading, justify="right")
     for plan in plans:
-        table.add_row(
-            format_bytes(plan.peak_bytes),
-            f"{plan.peak_bytes / plan.plain_peak_bytes:.0%}",
-            f"{1.0 + plan.step_overhead:.1%}",
-            f"{len(plan.recomputed)} of {len(plan.labels)}",
-        )
+        table.add_row(*_predicted(plan, decimals=1))
     table.caption = f"planned in {sum(plan.plan_seconds for plan in plans):.2f} s"
     table.caption_justify = "left"
     return table
@@ -181,6 +173,16 @@ def verification_table(verification: Verification) -> Table:
         table.caption = "two runs of the plain model differ by themselves, so this ran with deterministic ops"
         table.caption_justify = "left"
     return table
+
+
+def _predicted(plan: Plan, decimals: int) -> tuple[str, ...]:
+    """Return the cells of a plan: peak, its share of the plain step's, step time in per cent, and replayed layers."""
+    return (
+        format_bytes(plan.peak_bytes),
+        _share(plan.peak_bytes, plan.plain_peak_bytes),
+        f"{1.0 + plan.step_overhead:.{decimals}%}",
+        f"{len(plan.recomputed)} of {len(plan.labels)}",
+    )
 
 
 def _bytes_or_dash(count: int) -> str:

@@ -126,11 +126,10 @@ class _OpForward:
         self._model, self._plan = model, plan
         self._planned: dict[Any, _Traced] = {}
         self._known: dict[Any, _Traced] = {}
-        self._ready()
+        self._ready(settings_of(model))
 
-    def _ready(self) -> _Traced:
+    def _ready(self, settings: tuple[bool, ...]) -> _Traced:
         """Return the call as it was planned with, with a free batch dimension."""
-        settings = settings_of(self._model)
         if settings not in self._planned:
             function = ModelFunction(self._model)
             sequence = function.calls.sequence
@@ -138,12 +137,12 @@ class _OpForward:
             self._planned[settings] = _Traced.of(function, self._plan.segments)
         return self._planned[settings]
 
-    def _ready_for(self, shapes: Sequence[tf.TensorShape]) -> _Traced:
+    def _ready_for(self, settings: tuple[bool, ...], shapes: Sequence[tf.TensorShape]) -> _Traced:
         """Return the call for inputs of these shapes."""
-        planned = self._ready()
+        planned = self._planned[settings]
         if not all(shape.is_fully_defined() for shape in shapes):
             return planned
-        key = settings_of(self._model), tuple(map(tuple, shapes))
+        key = settings, tuple(map(tuple, shapes))
         if key not in self._known:
             function = KnownShapes(self._model, planned.function.calls.sequence, shapes)
             try:
@@ -161,12 +160,13 @@ class _OpForward:
             )
         if mask is not None and "mask" in model.memsaver_parameters:
             return _plain_call(model, inputs, training=True, mask=mask)
-        flat = self._ready().function.flat_inputs(model, inputs)
+        settings = settings_of(self._model)
+        planned = self._ready(settings)
+        flat = planned.function.flat_inputs(model, inputs)
         if tf.executing_eagerly():
-            function, _, run = self._ready()
-        else:
-            function, run, _ = self._ready_for([tensor.shape for tensor in flat])
-        return function.finish(model, run(*flat))
+            return planned.function.finish(model, planned.eagerly(*flat))
+        traced = self._ready_for(settings, [tensor.shape for tensor in flat])
+        return traced.function.finish(model, traced.in_graph(*flat))
 
 
 class _SublayerForward:
