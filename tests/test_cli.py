@@ -249,13 +249,15 @@ def test_verify_tells_identical(run: Any) -> None:
 
 
 def test_measure_compares_plain_and_optimized_with_the_budget(run: Any) -> None:
-    assert run("plan", *SMALL, "--strategy=min_peak", "--output=plan.json")[0] == 0
-    code, out, _ = run("measure", *SMALL, "--plan=plan.json", "--steps=1", "--budget=1GiB", "--format=json")
+    # Large enough that the order in which two busy cores run does not decide.
+    large = ("cli_models:build", "--batch_size=64")
+    assert run("plan", *large, "--strategy=min_peak", "--output=plan.json")[0] == 0
+    code, out, _ = run("measure", *large, "--plan=plan.json", "--steps=1", "--budget=1GiB", "--format=json")
     document = json.loads(out)
     assert code == 0 and document["budget_kept"] is True
     plain, optimized = document["measurements"]["plain"], document["measurements"]["optimized"]
     assert optimized["peak_bytes"] < plain["peak_bytes"]
-    code, out, _ = run("measure", *SMALL, "--plan=plan.json", "--steps=1", "--budget=10KiB")
+    code, out, _ = run("measure", *large, "--plan=plan.json", "--steps=1", "--budget=10KiB")
     assert code == 1 and "budget NOT kept" in out
 
 

@@ -60,6 +60,10 @@ class Replayable(Protocol):
         """Whether output ``place`` is a loss that a layer has added."""
         ...
 
+    def may_be_term(self, place: int) -> bool:
+        """Whether output ``place`` may be a term of a sum behind the segment."""
+        ...
+
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         """Run and return the differentiable outputs (floating tensors)."""
 
@@ -124,7 +128,10 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     outputs = _with_gradient(first.outputs, [*inputs, *weights], gradient)
     if len(outputs) == 1:
         return outputs
-    return [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
+    noted = [_note_gradient(output, place, reached) for place, output in enumerate(outputs)]
+    if tf.executing_eagerly():
+        return noted
+    return [_as_term(tensor) if function.may_be_term(place) else tensor for place, tensor in enumerate(noted)]
 
 
 def _with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Sequence[Any]]) -> list[tf.Tensor]:
@@ -213,8 +220,7 @@ def _note_gradient(output: tf.Tensor, place: int, reached: list[int]) -> tf.Tens
         reached.append(place)
         return [upstream]
 
-    passed = _with_gradient([output], [output], gradient)[0]
-    return passed if tf.executing_eagerly() else _as_term(passed)
+    return _with_gradient([output], [output], gradient)[0]
 
 
 _BEHIND = 16

@@ -51,6 +51,9 @@ def activation_bytes(variant: str) -> int:
         def is_loss(self, place: int) -> bool:
             return False
 
+        def may_be_term(self, place: int) -> bool:
+            return True
+
         def gradient_name(self, place: int) -> str:
             return f"output_{place}"
 

@@ -100,7 +100,7 @@ def sequence_of(model: Any, granularity: str) -> CallSequence:
 
 def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> Any:
     segments = runs_between_cuts(model, batch_size=batch_size, length=length, granularity=granularity)
-    return _optimized(model, segments, batch_size, granularity)
+    return optimized_in_segments(model, segments, batch_size, granularity)
 
 
 def optimized_one_by_one(model: Any, *, batch_size: int = 4) -> Any:
@@ -111,10 +111,10 @@ def optimized_one_by_one(model: Any, *, batch_size: int = 4) -> Any:
         stays = unit.pinned or not {unit.index, unit.index + 1}.isdisjoint(graph.joined)
         mode = SegmentMode.STORE if stays else SegmentMode.RECOMPUTE
         segments.append(Segment(start=unit.index, stop=unit.index + 1, mode=mode))
-    return _optimized(model, segments, batch_size, "layer")
+    return optimized_in_segments(model, segments, batch_size, "layer")
 
 
-def _optimized(model: Any, segments: Sequence[Segment], batch_size: int, granularity: str) -> Any:
+def optimized_in_segments(model: Any, segments: Sequence[Segment], batch_size: int, granularity: str) -> Any:
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
     plan = plan_of(sequence_of(model, granularity), segments, batch_size)
     request = dataclasses.replace(plan.request, granularity=granularity)

@@ -18,7 +18,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow import models
-from tests.tensorflow.plans import optimized_between_cuts
+from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments
 from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
 from tf_memsaver.capture import model_function
 from tf_memsaver.capture.known_shapes import KnownShapes, longest_increasing
@@ -239,3 +239,27 @@ def test_backward_operations_have_the_names_of_the_plain_steps() -> None:
         return {each.name for each in made if each.type in kinds and each.name.startswith("gradient_tape")}
 
     assert len(names(model)) > 8 and names(model) <= names(optimized)
+
+
+def test_a_pass_whose_gradient_nobody_takes_is_fused_as_the_plain_one() -> None:
+    """A product, its bias and a GELU become one operation, which rounds otherwise, if nothing lies in between."""
+    x = inputs = keras.Input((32,))
+    for _ in range(3):
+        x = layers.Dropout(0.2)(layers.BatchNormalization()(layers.Dense(64, activation="gelu")(x)))
+    model = keras.Model(inputs, layers.Dense(4)(x))
+    names = [call.label for call in ModelFunction(model).calls.sequence.calls]
+    stops = [place + 1 for place, name in enumerate(names) if name.endswith("BiasAdd")][:-1]
+    assert len(stops) == 3
+    cuts = itertools.pairwise([0, *stops])
+    segments = [Segment(start=start, stop=stop, mode=SegmentMode.RECOMPUTE) for start, stop in cuts]
+    segments.append(Segment(start=stops[-1], stop=len(names), mode=SegmentMode.STORE))
+    optimized = optimized_in_segments(model, segments, batch_size=1024, granularity="op")
+    batch = batch_for(model, 1024)
+    outputs = []
+    for trained in (model, optimized):
+        start = [variable.numpy() for variable in model.variables]
+        outputs.append([tf.function(trained)(batch, training=True).numpy(), *(v.numpy() for v in model.variables)])
+        for variable, value in zip(model.variables, start, strict=True):
+            variable.assign(value)
+    for plain, segmented in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(plain, segmented)

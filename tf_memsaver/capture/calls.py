@@ -17,11 +17,20 @@ from tf_memsaver.plain_names import Names
 ADDITIONS = frozenset({"Add", "AddV2"})
 """Kinds of calls whose gradient passes straight through."""
 
+ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
+"""Kinds of calls that set a variable."""
+
+ACTIVATIONS = frozenset(
+    "Elu Erf Erfc Exp LeakyRelu Log1p Mul Neg Pow RealDiv Relu Relu6 Selu Sigmoid Softplus Tanh".split()
+)
+"""Kinds of calls that activations are made of: what they read is no term of a sum."""
+
 
 class Reader(NamedTuple):
-    """What reads a slot: its name and, if its gradient is that of what it makes, the slot which that goes to."""
+    """What reads a slot: its name, its kind ("" is unknown) and the slot behind, if its gradient passes through."""
 
     name: str
+    kind: str
     passes_to: int | None
 
 

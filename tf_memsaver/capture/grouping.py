@@ -7,15 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tf_memsaver.capture.calls import ASSIGNMENTS
 from tf_memsaver.capture.op_calls import GroupCall, OpCall, slots_of
 from tf_memsaver.capture.operations import custom_gradient_bodies
 from tf_memsaver.cost import rules
 
 LARGE_ELEMENTS = 4096
 """A tensor of a known shape with as many elements ends a group; so does one whose shape depends on the arguments."""
-
-ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
-"""Operations that set a variable."""
 
 
 def needed(calls: Sequence[OpCall], outputs: Iterable[int]) -> list[OpCall]:

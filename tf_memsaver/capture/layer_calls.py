@@ -71,7 +71,8 @@ class LayerCall:
 
     def readers(self, slot: int) -> list[Reader]:
         """Return the layer, if it reads a slot: what happens inside is not known."""
-        return [Reader(self.label, self.outputs[0] if self.kind in ADDITIONS else None)] if slot in self.inputs else []
+        passes_to = self.outputs[0] if self.kind in ADDITIONS else None
+        return [Reader(self.label, "", passes_to)] if slot in self.inputs else []
 
     def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
         """Call the operation on the tensors in ``slots``; return its flat outputs."""

@@ -196,7 +196,9 @@ class GroupCall:
     def readers(self, slot: int) -> list[Reader]:
         """Return the operations that read a slot, once for each read."""
         return [
-            Reader(member.label, member.outputs[0] if member.operation.type in ADDITIONS else None)
+            Reader(
+                member.label, member.operation.type, member.outputs[0] if member.operation.type in ADDITIONS else None
+            )
             for member in self.members
             for read in member.inputs
             if read == slot and member.operation.type not in rules.METADATA_READERS

@@ -18,8 +18,8 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.calls import Reader
-from tf_memsaver.capture.grouping import ASSIGNMENTS, group_calls
+from tf_memsaver.capture.calls import ASSIGNMENTS, Reader
+from tf_memsaver.capture.grouping import group_calls
 from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.capture.op_calls import GroupCall, OpCall
 from tf_memsaver.plain_names import Names

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.calls import Call, CallSequence
+from tf_memsaver.capture.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.keras_compat import RecordingScope
 from tf_memsaver.plain_names import Names, plain_name
@@ -64,23 +64,45 @@ def _of_graph(tensor: Any) -> Any:
 
 
 class _Readers(NamedTuple):
-    """Who reads what: the last call that reads a slot, and how many calls list a variable (by id).
+    """Who reads what: the last call that reads a slot, who sends gradients to it, how many calls list a variable (id).
 
     The model's outputs are read past the end.
     """
 
     last: Sequence[int]
+    of_slot: Mapping[int, Sequence[tuple[int, Reader]]]
     of_variable: Counter[int]
 
     @classmethod
     def of(cls, sequence: CallSequence) -> _Readers:
         last = [-1] * sequence.slot_count
+        of_slot: dict[int, list[tuple[int, Reader]]] = {}
         for index, call in enumerate(sequence.calls):
-            for slot in call.inputs:
+            for slot in dict.fromkeys(call.inputs):
                 last[slot] = index
+                of_slot.setdefault(slot, []).extend((index, reader) for reader in call.readers(slot))
         for slot in sequence.outputs:
             last[slot] = len(sequence.calls)
-        return cls(last, Counter(id(v) for call in sequence.calls for v in _variables(call)))
+        return cls(last, of_slot, Counter(id(v) for call in sequence.calls for v in _variables(call)))
+
+    def behind(self, position: int, slot: int) -> list[tuple[int, Reader]]:
+        """Return what reads a slot from behind a position, each with the index of its call."""
+        return [(index, reader) for index, reader in self.of_slot.get(slot, ()) if index >= position]
+
+    def are_all(self, kinds: Collection[str], position: int, slot: int) -> bool:
+        """Return whether all that reads a slot from behind a position is of some kinds."""
+        found = self.behind(position, slot)
+        return bool(found) and self.last[slot] == found[-1][0] and all(reader.kind in kinds for _, reader in found)
+
+    def gradient_name(self, slot: int, position: int, forward_first: bool | None) -> str:
+        """Return the name, in the plain step, of the gradient that arrives for a slot from behind a position."""
+        found = self.behind(position, slot)
+        if len(found) != 1:
+            return "AddN" if forward_first is None else "gradients/AddN"
+        reader = found[0][1]
+        if reader.passes_to is not None:
+            return self.gradient_name(reader.passes_to, position, forward_first)
+        return re.sub(r"[^\w./-]", "_", f"gradients/{reader.name}_grad", flags=re.ASCII)
 
 
 def _variables(call: Call) -> Sequence[Any]:
@@ -106,6 +128,8 @@ class _Block:
     resident: frozenset[int]
     forward_first: bool | None
     gradient_names: dict[int, str]
+    terms: frozenset[int]
+    updates: frozenset[int]
     variables: list[Any] = field(default_factory=list)
     own_variables: frozenset[int] = frozenset()
 
@@ -129,18 +153,21 @@ class _Block:
         # What is read here and behind is passed on, so that its gradient is one sum: see capture.cuts.
         fixed = sequence.resident.union(sequence.outputs)
         passed_on = tuple(slot for slot in read if readers.last[slot] >= segment.stop and slot not in fixed)
+        left = (*kept, *passed_on)
         block = cls(
             segment=segment,
             calls=tuple(zip(calls, ends, strict=True)),
             children=tuple(cls.build(sequence, child, readers) for child in segment.children),
             inputs=tuple(read),
-            outputs=(*kept, *passed_on),
+            outputs=left,
             passed_on=passed_on,
             spent=tuple(slot for slot in read if readers.last[slot] < segment.stop),
             weights=sequence.weights,
             resident=sequence.resident - sequence.weights,
             forward_first=sequence.forward_first,
-            gradient_names={slot: _gradient_name(sequence, slot, segment.stop) for slot in (*kept, *passed_on)},
+            gradient_names={slot: readers.gradient_name(slot, segment.stop, sequence.forward_first) for slot in left},
+            terms=frozenset(left) - {slot for slot in left if readers.are_all(ACTIVATIONS, segment.stop, slot)},
+            updates=frozenset(slot for slot in left if readers.are_all(ASSIGNMENTS, segment.stop, slot)),
         )
         block.variables = list({id(v): v for call in calls for v in _variables(call)}.values())
         block.own_variables = frozenset(id(v) for v in block.variables if readers.of_variable[id(v)] == 1)
@@ -187,16 +214,6 @@ class _Block:
             slots[slot] = None
         run.publish(outputs, slots)
         return True
-
-
-def _gradient_name(sequence: CallSequence, slot: int, after: int) -> str:
-    """Return the name, in the plain step, of the gradient that arrives for a slot from the calls behind ``after``."""
-    readers = [reader for call in sequence.calls[after:] for reader in call.readers(slot)]
-    if len(readers) != 1:
-        return "AddN" if sequence.forward_first is None else "gradients/AddN"
-    if readers[0].passes_to is not None:
-        return _gradient_name(sequence, readers[0].passes_to, after)
-    return re.sub(r"[^\w./-]", "_", f"gradients/{readers[0].name}_grad", flags=re.ASCII)
 
 
 class _UnlistedVariablesError(Exception):
@@ -253,6 +270,9 @@ class _Run:
     def is_loss(self, place: int) -> bool:
         return place >= len(self._float_outputs)
 
+    def may_be_term(self, place: int) -> bool:
+        return self.is_loss(place) or self._float_outputs[place] in self._block.terms
+
     # runtime.Replayable -------------------------------------------------------------------------------------------
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
@@ -267,7 +287,8 @@ class _Run:
         self._held = [*self._held, *(tensor for _, tensor in mapping)]
         _refuse_composites(self._block, slots)
         made = [(slot, slots[slot]) for slot in self._block.outputs]
-        self._float_outputs = tuple(slot for slot, tensor in made if _is_differentiable(tensor))
+        updates = self._block.updates
+        self._float_outputs = tuple(slot for slot, t in made if slot not in updates and _is_differentiable(t))
         self._others = [(slot, tensor) for slot, tensor in made if slot not in self._float_outputs]
         self._masks = [(slot, keras_compat.get_keras_mask(tensor)) for slot, tensor in made]
         self._updates = scope.updates()

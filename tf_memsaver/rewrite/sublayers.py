@@ -143,7 +143,7 @@ class _Behind:
         self.inputs, self.outputs = inputs, outputs
 
     def readers(self, slot: int) -> list[Reader]:
-        return [Reader("", None)] if slot in self.inputs else []
+        return [Reader("", "", None)] if slot in self.inputs else []
 
     def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
         del training, names
