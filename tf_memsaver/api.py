@@ -58,6 +58,7 @@ def optimize(
     candidates: str | Sequence[str] = (),
     granularity: str = "layer",
     inputs: Any = None,
+    profile: bool = False,
 ) -> Any:
     """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
 
@@ -79,6 +80,7 @@ def optimize(
         candidates=candidates,
         granularity=granularity,
         inputs=inputs,
+        profile=profile,
     )
     return apply_plan(model, plan)
 
@@ -95,6 +97,7 @@ def search_plan(
     candidates: str | Sequence[str] = (),
     granularity: str = "layer",
     inputs: Any = None,
+    profile: bool = False,
 ) -> Plan:
     """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
 
@@ -114,6 +117,8 @@ def search_plan(
       inputs: what a model with a ``call`` of its own is called with: specs such as ``tf.TensorSpec((None, 224, 224,
         3))``, or a batch, in the structure of the call's first argument. It is remembered for this model. A Functional
         model knows it, but for dimensions that its ``keras.Input`` left open, such as the length of a text.
+      profile: whether to time the step's operations on the device at hand, each by itself (seconds), where otherwise
+        their times are predicted from their arithmetic and the bytes that they move. Such plans vary a little.
 
     Raises:
       InfeasibleBudgetError: nothing fits the budget; it names the smallest that works.
@@ -121,9 +126,8 @@ def search_plan(
       HintError: a pattern matches no layer, or the hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, granularity)
-    graph = _captured(model, batch_size, granularity, inputs)
-    return solve(graph, request, versions=versions())
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, granularity, profile)
+    return solve(_captured(model, batch_size, request, inputs), request, versions=versions())
 
 
 def memory_time_curve(
@@ -136,6 +140,7 @@ def memory_time_curve(
     candidates: str | Sequence[str] = (),
     granularity: str = "layer",
     inputs: Any = None,
+    profile: bool = False,
 ) -> tuple[Plan, ...]:
     """Trace one training step of ``model`` and return what memory costs in time: plans from plain to the least peak.
 
@@ -151,13 +156,14 @@ def memory_time_curve(
       candidates: as in ``search_plan``.
       granularity: as in ``search_plan``.
       inputs: as in ``search_plan``.
+      profile: as in ``search_plan``.
 
     Raises:
       HintError: a pattern matches no layer, or the hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    request = _request(None, None, "auto", keep, recompute, candidates, granularity)
-    return curve(_captured(model, batch_size, granularity, inputs), request, points, versions=versions())
+    request = _request(None, None, "auto", keep, recompute, candidates, granularity, profile)
+    return curve(_captured(model, batch_size, request, inputs), request, points, versions=versions())
 
 
 def optimize_function(
@@ -170,6 +176,7 @@ def optimize_function(
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
     candidates: str | Sequence[str] = (),
+    profile: bool = False,
 ) -> Any:
     """Return a ``tf.function`` that computes what ``function`` does, over its variables, and trains in less memory.
 
@@ -188,6 +195,7 @@ def optimize_function(
       keep: as in ``search_plan``, with names of operations.
       recompute: as in ``search_plan``, with names of operations.
       candidates: as in ``search_plan``, with names of operations.
+      profile: as in ``search_plan``.
 
     Returns:
       A ``tf.function`` with the plan in its attribute ``memsaver_plan``. It stands for the trace with the given specs:
@@ -199,7 +207,7 @@ def optimize_function(
       UnsupportedModelError: the function uses no trainable variable, or returns nothing that has a gradient.
       MemsaverError: what ``search_plan`` raises for plans.
     """
-    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op")
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op", profile)
     calls = FunctionCalls(concrete_function(function, specs))
     return make_optimized_function(calls, _function_plan(calls, batch_size, request))
 
@@ -216,6 +224,7 @@ def rewrite_saved_model(
     keep: str | Sequence[str] = (),
     recompute: str | Sequence[str] = (),
     candidates: str | Sequence[str] = (),
+    profile: bool = False,
     overwrite: bool = False,
 ) -> dict[str, Plan]:
     """Write a SavedModel anew so that training through its functions takes less memory; return the plans by function.
@@ -236,6 +245,7 @@ def rewrite_saved_model(
       keep: as in ``optimize_function``.
       recompute: as in ``optimize_function``.
       candidates: as in ``optimize_function``.
+      profile: as in ``search_plan``.
       overwrite: whether ``target`` may exist; it is replaced in one step.
 
     Raises:
@@ -244,7 +254,7 @@ def rewrite_saved_model(
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.
     """
-    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op")
+    request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op", profile)
     return saved_model.rewrite(
         source,
         target,
@@ -277,7 +287,7 @@ def estimate(model: Any, *, batch_size: int, granularity: str = "layer", inputs:
     Raises:
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    return Estimate.from_graph(_captured(model, batch_size, granularity, inputs))
+    return Estimate.from_graph(_captured(model, batch_size, Request(granularity=granularity), inputs))
 
 
 def versions() -> tuple[tuple[str, str], ...]:
@@ -293,16 +303,17 @@ def versions() -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found.items()))
 
 
-def _captured(model: Any, batch_size: int, granularity: str, inputs: Any) -> Graph:
+def _captured(model: Any, batch_size: int, request: Request, inputs: Any) -> Graph:
     """Return the graph of the plain model's step; ``inputs`` are noted before, where they are given."""
     plain = strip(model)
     if inputs is not None:
         note_inputs(plain, inputs)
-    return capture_graph(plain, batch_size=batch_size, granularity=granularity)
+    return capture_graph(plain, batch_size=batch_size, granularity=request.granularity, profile=request.profile)
 
 
 def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:
-    return solve(capture_function(calls, batch_size=batch_size), request, versions=versions())
+    graph = capture_function(calls, batch_size=batch_size, profile=request.profile)
+    return solve(graph, request, versions=versions())
 
 
 def _request(
@@ -313,6 +324,7 @@ def _request(
     recompute: str | Sequence[str],
     candidates: str | Sequence[str],
     granularity: str,
+    profile: bool,
 ) -> Request:
     try:
         budget_bytes = None if budget is None else parse_bytes(budget)
@@ -326,6 +338,7 @@ def _request(
         recompute=_patterns(recompute),
         candidates=_patterns(candidates),
         granularity=granularity,
+        profile=profile,
     )
 
 

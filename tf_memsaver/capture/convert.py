@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.cuts import joined_positions
+from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.operations import costs_of, spec_of, tensor_bytes, viewed_input
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
@@ -26,11 +27,16 @@ def current_device() -> Device:
     return device_named("GPU" if tf.config.list_physical_devices("GPU") else "CPU")
 
 
-def build_graph(source: StepSource, step: TracedStep, batch_size: int, device: Device) -> Graph:
-    """Return the Graph of a traced step, with a candidate cut at every position where results stay bit-identical."""
+def build_graph(
+    source: StepSource, step: TracedStep, batch_size: int, device: Device, *, profile: bool = False
+) -> Graph:
+    """Return the Graph of a traced step, with a candidate cut at every position where results stay bit-identical.
+
+    With ``profile`` the seconds of operations are measured, one by one, else predicted by the roofline of ``device``.
+    """
     builder = _Builder(source, step, device)
     units = builder.units(source.sequence)
-    ops = builder.ops()
+    ops = builder.ops(profile)
     roots = builder.roots()
     joined = joined_positions(step, len(units))
     cuts = tuple(cut for cut in find_cuts(ops, builder.values, roots, units) if cut.position not in joined)
@@ -106,9 +112,10 @@ class _Builder:
 
     # -- ops ------------------------------------------------------------------------------------------------------
 
-    def ops(self) -> tuple[Op, ...]:
+    def ops(self, profile: bool) -> tuple[Op, ...]:
         wanted = self._step.reachable
         ordered: list[Op] = []
+        sources: list[Any] = []
         listed: dict[int, int] = {}
         for phases in ((Phase.FORWARD,), (Phase.BACKWARD, Phase.UPDATE)):
             for operation, (phase, unit) in zip(self._operations, self._step.owners, strict=True):
@@ -117,6 +124,10 @@ class _Builder:
                     if made is not None:
                         listed[id(operation)] = len(ordered)
                         ordered.append(made)
+                        sources.append(operation)
+        if profile:
+            pairs = list(zip(sources, ordered, strict=True))
+            ordered = with_measured_seconds(pairs, self._device.seconds_per_op)
         return _updates_early(self._with_waits(ordered, listed), len(self.values))
 
     def _with_waits(self, ordered: list[Op], listed: dict[int, int]) -> list[Op]:

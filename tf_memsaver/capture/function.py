@@ -39,10 +39,11 @@ def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
         raise InvalidRequestError(f"the function cannot be traced with these specs: {error}") from error
 
 
-def capture_function(calls: FunctionCalls, *, batch_size: int | None) -> Graph:
+def capture_function(calls: FunctionCalls, *, batch_size: int | None, profile: bool = False) -> Graph:
     """Trace one training step of a function at ``batch_size`` and return it as a Graph; nothing is run.
 
-    The mean square of the floating results stands in for the loss, and the step ends with the gradients.
+    The mean square of the floating results stands in for the loss, and the step ends with the gradients. With
+    ``profile`` its operations are timed, one by one, on made-up values.
 
     Raises:
       UnsupportedModelError: there is nothing to train.
@@ -58,7 +59,7 @@ def capture_function(calls: FunctionCalls, *, batch_size: int | None) -> Graph:
     source = FunctionStep(calls, batch_size)
     with free_dimension_is(batch_size):
         step = trace_step(source)
-    return build_graph(source, step, batch_size, current_device())
+    return build_graph(source, step, batch_size, current_device(), profile=profile)
 
 
 class FunctionStep:

@@ -26,10 +26,11 @@ GRANULARITIES = ("layer", "op")
 """What a unit of a graph may be."""
 
 
-def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer") -> Graph:
+def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", profile: bool = False) -> Graph:
     """Trace one training step of ``model`` at ``batch_size`` and return it as a Graph; nothing is run or changed.
 
-    Its units are the calls of the model's layers or, with granularity ``"op"``, a few operations each.
+    Its units are the calls of the model's layers or, with granularity ``"op"``, a few operations each. With ``profile``
+    its operations are timed, one by one, on made-up values.
 
     With a compiled model the step has its loss and its optimizer's update; without, the mean square of the outputs
     stands in for the loss and the step ends with the gradients.
@@ -49,7 +50,7 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer") ->
     source = _source(model, batch_size, granularity)
     with free_dimension_is(batch_size):
         step = trace_step(source)
-    graph = build_graph(source, step, batch_size, current_device())
+    graph = build_graph(source, step, batch_size, current_device(), profile=profile)
     if isinstance(source, KerasSublayerStep) and all(unit.pinned for unit in graph.units):
         raise _nothing_to_replay(model, graph)
     return graph

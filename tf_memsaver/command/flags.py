@@ -47,7 +47,7 @@ class _Flag:
 
 
 _MODEL = ("batch_size", "input_shape", "optimizer", "loss", "format")
-LIMITS = ("budget", "max_overhead", "strategy", "keep", "recompute", "candidates", "granularity")
+LIMITS = ("budget", "max_overhead", "strategy", "keep", "recompute", "candidates", "granularity", "profile")
 """The flags that say what to plan; a plan file takes their place."""
 
 COMMANDS = {
@@ -69,7 +69,7 @@ COMMANDS = {
             name="curve",
             summary="Show what memory costs in time: plans from the plain step to the least peak.",
             example="resnet50 --batch_size=32 --points=24",
-            flags=(*_MODEL, "points", "keep", "recompute", "candidates", "granularity"),
+            flags=(*_MODEL, "points", "keep", "recompute", "candidates", "granularity", "profile"),
         ),
         Command(
             name="optimize",
@@ -156,6 +156,9 @@ _FLAGS = {
         define=_choice("layer", "op", default="layer"),
         value="layer|op",
         text="what is counted and cut: layers, or single operations, names being theirs then (default: layer)",
+    ),
+    "profile": _Flag(
+        define=_switch(), value="", text="time the step's operations on this device instead of predicting their times"
     ),
     "points": _Flag(define=_integer(24), value="N", text="plans on the curve (default: 24)"),
     "plan": _Flag(define=_text(), value="FILE", text="apply this plan file instead of planning"),

@@ -53,7 +53,8 @@ class Request:
     ``budget_bytes`` bounds the peak of a whole training step; ``max_overhead`` bounds the extra predicted step time as
     a share of the plain step. ``keep`` layers are never replayed, ``recompute`` layers always are, and where
     ``candidates`` are given, segments end only behind them. ``granularity`` says what a unit of the plan is: a call of
-    a layer (``"layer"``) or a few operations (``"op"``).
+    a layer (``"layer"``) or a few operations (``"op"``). ``profile`` says that times were to be measured on the device
+    at hand, operation by operation.
     """
 
     budget_bytes: int | None = None
@@ -63,6 +64,7 @@ class Request:
     recompute: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
     granularity: str = "layer"
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
