@@ -16,7 +16,7 @@ import tf_memsaver
 from tests.tensorflow.models import register
 from tests.tensorflow.plans import optimized_between_cuts
 from tests.tensorflow.training import assert_trains_alike
-from tf_memsaver.capture.signature import note_inputs
+from tf_memsaver.capture.signature import note_inputs, signature_of
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 
 
@@ -187,3 +187,42 @@ def test_estimate_counts_operations() -> None:
     plan = tf_memsaver.search_plan(model, batch_size=512, granularity="op")
     assert found.peak_bytes == plan.plain_peak_bytes
     assert [unit.label for unit in found.units] == list(plan.labels)
+
+
+class _Preprocessor:
+    """What a task of KerasHub has: it makes all texts of one length."""
+
+    sequence_length = encoder_sequence_length = 12
+    decoder_sequence_length = 7
+
+
+@keras.saving.register_keras_serializable("test_own_call")
+class PreparedTask(keras.Model):
+    preprocessor = _Preprocessor()
+
+
+@pytest.mark.parametrize(
+    ("names", "lengths"), [(("token_ids", "padding_mask"), (12, 12)), (("encoder_ids", "decoder_ids"), (12, 7))]
+)
+def test_the_preprocessor_of_a_task_tells_the_length_of_texts(names: Any, lengths: Any) -> None:
+    inputs = {name: keras.Input((None,), name=name, dtype="int32") for name in names}
+    x = layers.Concatenate()([keras.layers.Embedding(9, 16)(words)[:, 0] for words in inputs.values()])
+    for _ in range(12):
+        x = layers.Dense(64, activation="tanh")(x)
+    model = PreparedTask(inputs, layers.Dense(2)(x))
+    found = keras.tree.flatten(signature_of(model).inputs)
+    assert dict(zip(sorted(names), lengths if names[0] < names[1] else lengths[::-1], strict=True)) == {
+        spec.name: spec.shape[1] for spec in found
+    }
+    assert tf_memsaver.search_plan(model, batch_size=256, strategy="min_peak").recomputed
+    # What the user says counts more.
+    specs = {name: tf.TensorSpec((None, 5), tf.int32) for name in names}
+    assert tf_memsaver.search_plan(model, batch_size=64, inputs=specs).batch_size == 64
+    assert {spec.shape[1] for spec in keras.tree.flatten(signature_of(model).inputs)} == {5}
+
+
+def test_an_open_length_that_nobody_tells_is_refused() -> None:
+    words = keras.Input((None,), name="words", dtype="int32")
+    model = keras.Model(words, layers.Dense(2)(layers.Embedding(9, 16)(words)))
+    with pytest.raises(UnknownDimensionError, match="words"):
+        tf_memsaver.search_plan(model, batch_size=4)

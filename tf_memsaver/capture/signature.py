@@ -51,11 +51,17 @@ def check_model(model: Any) -> None:
 def signature_of(model: Any) -> Signature:
     """Return the signature of a Functional or Sequential model, or of one whose inputs were noted.
 
+    Where a Functional model leaves the length of a text open, its own preprocessor (of a KerasHub task) tells it.
+
     Raises:
       UnsupportedModelError: it is no such model.
     """
     check_model(model)
     functional = _graph_of(model)
+    if model not in _NOTED and functional is not None:
+        prepared = _prepared_inputs(model, _single(functional.input))
+        if prepared is not None:
+            note_inputs(model, prepared)
     if model in _NOTED:
         return _NOTED[model]
     if functional is not None:
@@ -116,6 +122,25 @@ def _completed(model: Any, known: Any, given: Any) -> Any:
             f"inputs: model '{model.name}' takes {keras.tree.map_structure(lambda t: tuple(t.shape), known)}, "
             f"got {keras.tree.map_structure(lambda spec: tuple(spec.shape), given)}"
         ) from error
+    return keras.tree.pack_sequence_as(known, specs)
+
+
+def _prepared_inputs(model: Any, known: Any) -> Any | None:
+    """Return the inputs with open lengths as the model's preprocessor makes them, or None if it does not say."""
+    preprocessor = getattr(model, "preprocessor", None)
+    tensors = keras.tree.flatten(known)
+    if preprocessor is None or all(dim is not None for tensor in tensors for dim in tensor.shape[1:]):
+        return None
+    specs = []
+    for tensor in tensors:
+        part = next((part for part in ("encoder_", "decoder_") if tensor.name.startswith(part)), "")
+        length = getattr(preprocessor, f"{part}sequence_length", None)
+        if not isinstance(length, int) or tuple(tensor.shape[2:]).count(None):
+            return None
+        shape = (
+            tensor.shape if len(tensor.shape) < 2 or tensor.shape[1] is not None else (None, length, *tensor.shape[2:])
+        )
+        specs.append(tf.TensorSpec(shape, tensor.dtype))
     return keras.tree.pack_sequence_as(known, specs)
 
 
