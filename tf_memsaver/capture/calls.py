@@ -7,8 +7,8 @@ segments, so both see the same positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import fingerprint
@@ -89,7 +89,8 @@ class CallSequence:
     ``resident`` (among ``inputs``) are live during the whole step, so that segments read them without a copy; those of
     them in ``weights`` are made of trained variables, and gradients are taken for them. ``forward_first`` says whether
     a call of the model as a function of its own sorts before the call of its gradient, by name; None if the model runs
-    in the graph of its gradient.
+    in the graph of its gradient. ``shapes`` are those that a Keras model says its slots have; a first ``None`` is the
+    batch.
     """
 
     calls: tuple[Call, ...]
@@ -99,6 +100,7 @@ class CallSequence:
     resident: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
     forward_first: bool | None = None
+    shapes: Mapping[int, Sequence[int | None]] = field(default_factory=dict)
 
     @property
     def signatures(self) -> tuple[str, ...]:

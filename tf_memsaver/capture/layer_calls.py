@@ -151,13 +151,20 @@ class _Flattener:
         self._slot_count = 0
         self._labels: dict[str, int] = {}
         self._producer: dict[int, str] = {}
+        self._shapes: dict[int, tuple[int | None, ...]] = {}
 
     def flatten(self, functional: Any) -> CallSequence:
         inputs = self._new_slots(len(functional.inputs))
         for number, (slot, tensor) in enumerate(zip(inputs, functional.inputs, strict=True)):
             self._producer[slot] = f"in{number}:{_spec(tensor)}"
         outputs = self._walk(functional, inputs, prefix="", training=None, home=None)
-        return CallSequence(calls=tuple(self._calls), inputs=inputs, outputs=outputs, slot_count=self._slot_count)
+        return CallSequence(
+            calls=tuple(self._calls),
+            inputs=inputs,
+            outputs=outputs,
+            slot_count=self._slot_count,
+            shapes=self._shapes,
+        )
 
     def _new_slots(self, count: int) -> tuple[int, ...]:
         first = self._slot_count
@@ -228,6 +235,7 @@ class _Flattener:
         makes = " ".join(_spec(tensor) for tensor in specs)
         for position, slot in enumerate(outputs):
             self._producer[slot] = f"{number}.{position}"
+            self._shapes[slot] = tuple(specs[position].shape)
         self._calls.append(
             LayerCall(
                 number=number,

@@ -234,6 +234,7 @@ class _Tracer:
             trains = any(id(v) in self._trained for v in read)
             floats = [t for t in made if isinstance(t, tf.Tensor) and t.dtype.is_floating]
             for slot, tensor in zip(call.outputs, made, strict=True):
+                self._complete_shape(slot, tensor)
                 self._slots[slot] = tensor
                 self._needs_gradient[slot] = (bool(differentiable) or trains) and any(tensor is t for t in floats)
             ends = [*floats, *(t for end in floats for t in self._source.seen_through(end)), *added]
@@ -241,6 +242,14 @@ class _Tracer:
             self._step.boundary.append([*made, *added])
             self._mark(Phase.FORWARD, unit)
         return tapes
+
+    def _complete_shape(self, slot: int, tensor: Any) -> None:
+        """Tell a tensor the shape that the model says it has, where tracing does not show it: behind split text."""
+        said = self._sequence.shapes.get(slot)
+        if said and isinstance(tensor, tf.Tensor) and not tensor.shape.is_fully_defined():
+            batch = self._step.inputs[0].shape[0] if said[0] is None else said[0]
+            if tensor.shape.is_compatible_with((batch, *said[1:])):
+                tensor.set_shape((batch, *said[1:]))
 
     def _loss(self) -> tuple[Any, list[Any], Any]:
         flat = [self._slots[slot] for slot in self._sequence.outputs]
