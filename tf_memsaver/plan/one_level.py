@@ -30,8 +30,11 @@ MOST_ROUNDS = 100
 THIN_ROUNDS = 12
 """The same in large graphs."""
 
-FRONT = 64
+FRONT = 256
 """Pareto-optimal labels kept at a cut, for each pattern of values kept already; exact while fewer are needed."""
+
+LARGE_FRONT = 64
+"""The same in large graphs."""
 
 NEAR_FRONT = 16
 """The same for plans that are only candidates beside others."""
@@ -138,7 +141,8 @@ class OneLevel:
         found: Found | None = None
         seconds = INFINITE
         for _ in range(self._rounds):
-            proposal = Search(tables, limit, front=FRONT, seconds_limit=seconds).run()
+            front = LARGE_FRONT if self._is_large else FRONT
+            proposal = Search(tables, limit, front=front, seconds_limit=seconds).run()
             if proposal is None:
                 break
             next_found = self._simulated(proposal.segments)
@@ -231,7 +235,8 @@ class OneLevel:
         if known is None and self.plain is not None:
             trial = float(self.plain.peak_bytes)
         while low < high:
-            search = Search(tables, trial, front=FRONT // 4 if self._is_large else FRONT, seconds_limit=seconds)
+            front = LARGE_FRONT // 4 if self._is_large else FRONT
+            search = Search(tables, trial, front=front, seconds_limit=seconds)
             found = search.run()
             if found is not None:
                 best, high = found, found.peak_bytes
