@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -141,6 +142,18 @@ def test_plan_tables_show_shares_and_nested_segments() -> None:
     text = shown(tables.before_after_table(a_plan()), tables.segments_table(a_plan()))
     for expected in ("25%", "120%", "2 of 3", "optimized (min_peak)", "│   recompute", "│ store"):
         assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [
+        (None, "planned in 0.10 s\n"),
+        (0.0, "no plan of its kind within the budget is quicker"),
+        (0.0312, "at most 3.1% longer"),
+    ],
+)
+def test_the_plan_table_says_how_good_the_plan_is(gap: float | None, said: str) -> None:
+    assert said in re.sub(r" +\n", "\n", shown(tables.before_after_table(dataclasses.replace(a_plan(), gap=gap))))
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -109,15 +109,24 @@ def _empty(count: int, slots: int) -> _Labels:
 class Search:
     """Labels from the first cut to the last, under a limit on the peak and perhaps one on the time.
 
-    ``front`` is how many labels a cut keeps for each pattern of flags: 1 keeps those of least kept bytes alone.
+    ``front`` is how many labels a cut keeps for each pattern of flags: 1 keeps those of least kept bytes alone. Where
+    there are more, some are dropped; with ``rounds_down`` their time goes to one that keeps less, so that the time of
+    the answer is a bound from below on that of all plans in the tables, and its segments may need more.
     ``next_limit`` is, after a search that found nothing, a limit below which no other search finds anything; infinite
     when no limit helps.
     """
 
-    def __init__(self, tables: Tables, limit: float, front: int, seconds_limit: float = INFINITE) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        limit: float,
+        front: int,
+        seconds_limit: float = INFINITE,
+        rounds_down: bool = False,
+    ) -> None:
         # Segments that hints forbid have infinite W, and no limit lets them in.
         self._tables, self._limit = tables, min(limit, np.finfo(np.float64).max)
-        self._front, self._seconds_limit = front, seconds_limit
+        self._front, self._seconds_limit, self._rounds_down = front, seconds_limit, rounds_down
         self.next_limit = INFINITE
         slots = tables.crossing_bytes.shape[1]
         self._shelf = _Shelf(slots, tables.least_peak)
@@ -224,7 +233,12 @@ class Search:
             return rows
         kept = labels.kept[rows]
         slot = ((kept - kept[0]) * (self._front / (kept[-1] - kept[0]))).astype(np.int64)
-        chosen = np.append(slot[1:] != slot[:-1], True)
+        borders = slot[1:] != slot[:-1]
+        if self._rounds_down:
+            first, last = rows[np.append(True, borders)], rows[np.append(borders, True)]
+            labels.seconds[first] = labels.seconds[last]
+            return np.asarray(first)
+        chosen = np.append(borders, True)
         chosen[0] = True
         return np.asarray(rows[chosen])
 

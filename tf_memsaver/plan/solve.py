@@ -14,7 +14,16 @@ from tf_memsaver.errors import (
     PlanFormatError,
 )
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they register)
+from tf_memsaver.plan import (  # noqa: F401  (they register)
+    auto,
+    baselines,
+    bounds,
+    chen,
+    curves,
+    min_peak,
+    min_time,
+    nested,
+)
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
@@ -95,6 +104,9 @@ def _plan(
 ) -> Plan:
     """Return a certified choice as a plan; ``begin`` is when planning it began (``time.perf_counter``)."""
     graph, request = problem.graph, problem.request
+    replay_seconds = problem.simulator.measure(choice.segments).replay_seconds
+    bound = bounds.least_seconds(problem, choice.segments)
+    overhead = problem.overhead(replay_seconds)
     return Plan(
         segments=choice.segments,
         batch_size=graph.batch_size,
@@ -102,12 +114,14 @@ def _plan(
         planner=choice.planner,
         peak_bytes=peak_bytes,
         plain_peak_bytes=problem.plain_reported_peak,
-        step_overhead=problem.overhead(problem.simulator.measure(choice.segments).replay_seconds),
+        step_overhead=overhead,
         plan_seconds=time.perf_counter() - begin,
         request=request,
         labels=tuple(unit.label for unit in graph.units),
         signatures=graph.signatures,
         versions=tuple(sorted(dict(versions).items())),
+        bound_seconds=bound,
+        gap=None if bound is None else (1 + overhead) / (1 + problem.overhead(bound)) - 1,
     )
 
 

@@ -74,6 +74,10 @@ class Plan:
     ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan;
     ``step_overhead`` is the predicted extra step time as a share of the plain step; ``plan_seconds`` is the planning
     time without capture. ``strategy`` is the name that was asked for, ``planner`` the one that made the plan.
+
+    ``bound_seconds`` is a proven lower bound on the replay seconds of such plans within the budget, and ``gap`` how far
+    the plan's step time is above the bound's, as a share of the latter: 0 where no plan of one level is quicker (see
+    ``bounds.least_seconds`` for what is proven of which plans). Both are None without a budget.
     """
 
     segments: tuple[Segment, ...]
@@ -88,6 +92,8 @@ class Plan:
     labels: tuple[str, ...]
     signatures: tuple[str, ...]
     versions: tuple[tuple[str, str], ...] = ()
+    bound_seconds: float | None = None
+    gap: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -132,6 +138,8 @@ class Plan:
             "plain_peak_bytes": self.plain_peak_bytes,
             "step_overhead": self.step_overhead,
             "plan_seconds": self.plan_seconds,
+            "bound_seconds": self.bound_seconds,
+            "gap": self.gap,
             "request": dataclasses.asdict(self.request),
             "versions": dict(self.versions),
             "fingerprint": self.fingerprint,
@@ -166,6 +174,9 @@ class Plan:
                 labels=tuple(str(unit["label"]) for unit in data["units"]),
                 signatures=tuple(str(unit["signature"]) for unit in data["units"]),
                 versions=tuple(sorted((str(k), str(v)) for k, v in data["versions"].items())),
+                # Plans of the first release have neither.
+                bound_seconds=_float_or_none(data.get("bound_seconds")),
+                gap=_float_or_none(data.get("gap")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanFormatError(f"this is not a plan of tf_memsaver: {type(error).__name__}: {error}") from error
@@ -233,6 +244,10 @@ def check_cover(segments: Sequence[Segment], start: int, stop: int) -> None:
         position = segment.stop
     if position != stop:
         raise PlanFormatError(f"segments end at position {position}, the model has {stop} units")
+
+
+def _float_or_none(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def before_after_table(plan: Plan) -> Table:
         f"optimized ({plan.planner})",
         *_predicted(plan, decimals=0),
     )
-    table.caption = f"planned in {plan.plan_seconds:.2f} s"
+    table.caption = f"planned in {plan.plan_seconds:.2f} s{_quality(plan)}"
     table.caption_justify = "left"
     return table
 
@@ -173,6 +173,15 @@ def verification_table(verification: Verification) -> Table:
         table.caption = "two runs of the plain model differ by themselves, so this ran with deterministic ops"
         table.caption_justify = "left"
     return table
+
+
+def _quality(plan: Plan) -> str:
+    """Return how far the plan may be from the best one, as the end of a sentence; nothing where that is unknown."""
+    if plan.gap is None:
+        return ""
+    if not plan.gap:
+        return "; no plan of its kind within the budget is quicker"
+    return f"; its step is at most {plan.gap:.1%} longer than that of the quickest of its kind within the budget"
 
 
 def _predicted(plan: Plan, decimals: int) -> tuple[str, ...]:

@@ -1,0 +1,117 @@
+"""What no plan can beat: lower bounds on the time of replays within a budget.
+
+Two bounds, both in bytes of tensors and in the order of the schedule, as the exact planners count them:
+
+* *One level*: the label search over all candidate cuts, of which the tables never claim more than a plan needs. Where a
+  cut has more labels than the front holds, a label takes the least bytes and the least time of a range (rounding down),
+  so that the answer stays a bound for every plan of store and recompute segments between the candidate cuts. What the
+  simulator saw of a cover that does not fit goes into the tables, and the search runs again.
+* *Bytes*: for plans of several levels and for graphs of too many cuts, a bound for any schedule at all that keeps the
+  order of the forward and of the backward ops. At a backward op the plain step holds D bytes more than the limit. So
+  values of D bytes that are read later are not live there, and each of them is made again: at least what the fractional
+  knapsack takes, the cheapest seconds a byte first. The largest of these over several ops of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tf_memsaver.ir.graph import Phase
+from tf_memsaver.plan.one_level import FRONT, ROUNDING, THIN_CUTS, candidate_positions
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.schedule import walk
+from tf_memsaver.plan.search import Search
+from tf_memsaver.plan.types import Segment
+
+ROUNDS = 12
+"""Simulations before the bound stays as it is."""
+
+INSTANTS = 32
+"""Backward ops at which bytes are counted: the highest of the plain step in each of so many parts of the pass."""
+
+
+def least_seconds(problem: Problem, segments: Sequence[Segment]) -> float | None:
+    """Return a lower bound on the replay seconds of plans like a given one within the request's budget.
+
+    The class of plans is that of one level; where ``segments`` are of several levels, or there are more than
+    ``THIN_CUTS`` candidate cuts, the bound is weaker and holds for any schedule. Never above the time of ``segments``,
+    and equal to it where that is proven to be the least. None where the request has no budget.
+    """
+    budget = problem.request.budget_bytes
+    if budget is None:
+        return None
+    measured = problem.simulator.measure(segments)
+    # The allocator may report less than the bytes of tensors in the schedule's order.
+    limit, seconds = max(budget, measured.peak_bytes), measured.replay_seconds
+    if not seconds:
+        return 0.0
+    if any(segment.children for segment in segments) or len(candidate_positions(problem)) > THIN_CUTS:
+        return min(by_bytes(problem, limit), seconds)
+    return of_one_level(problem, limit, seconds)
+
+
+def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int = FRONT) -> float:
+    """Return a lower bound on the replay seconds of plans of one level within ``limit`` bytes.
+
+    ``known_seconds`` are those of such a plan: they are the answer where no plan is quicker.
+    """
+    tables = problem.one_level.thinned_tables(())
+    bound = 0.0
+    for _ in range(ROUNDS):
+        proposal = Search(tables, limit, front, known_seconds * (1 + ROUNDING), rounds_down=True).run()
+        if proposal is None:
+            return known_seconds
+        bound = max(bound, proposal.replay_seconds)
+        if bound >= known_seconds * (1 - ROUNDING):
+            return known_seconds
+        measured = problem.simulator.measure(proposal.segments)
+        if measured.peak_bytes <= limit or not tables.learn(proposal, measured):
+            break
+    return bound
+
+
+def by_bytes(problem: Problem, limit: int) -> float:
+    """Return a lower bound on the replay seconds of any schedule within ``limit`` bytes (see the module's words)."""
+    simulator, ops = problem.simulator, problem.graph.ops
+    # As the simulator runs them: the forward pass first.
+    order = sorted(range(len(ops)), key=lambda index: ops[index].phase is not Phase.FORWARD)
+    steps = [simulator.static[index] for index in order]
+    live, last = walk(steps, simulator.nbytes, simulator.outlive, problem.graph.resident_bytes)
+    first_backward = sum(op.phase is Phase.FORWARD for op in ops)
+    made_by = {root: op for op in ops if op.phase is Phase.FORWARD for root in simulator.static[op.index].news}
+    replayable = [
+        root
+        for root, op in made_by.items()
+        if op.unit is not None and not problem.pinned[op.unit] and last[root] >= first_backward
+    ]
+    places = range(first_backward, len(steps))
+    parts = np.array_split(np.array(places), min(INSTANTS, max(len(places), 1)))
+    bound = 0.0
+    for part in parts:
+        place = max(part.tolist(), key=lambda at: live[at], default=-1)
+        if place < 0 or live[place] <= limit:
+            continue
+        # What the op reads is live, unless it may be overwritten there.
+        held = set(steps[place].touches) - set(steps[place].overwrites)
+        bytes_of: dict[int, int] = {}
+        for root in replayable:
+            if last[root] > place and root not in held:
+                index = made_by[root].index
+                bytes_of[index] = bytes_of.get(index, 0) + simulator.nbytes[root]
+        bound = max(
+            bound, _knapsack([(size, ops[index].seconds) for index, size in bytes_of.items()], live[place] - limit)
+        )
+    return bound
+
+
+def _knapsack(items: Sequence[tuple[int, float]], least: int) -> float:
+    """Return the least seconds for ``least`` bytes of items (bytes, seconds), parts of them allowed."""
+    seconds_spent = 0.0
+    for size, seconds in sorted((item for item in items if item[0]), key=lambda item: item[1] / item[0]):
+        if size >= least:
+            return seconds_spent + seconds * least / size
+        least -= size
+        seconds_spent += seconds
+    return seconds_spent
