@@ -38,6 +38,11 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
         ["'out/'", "no space left", "Nothing was left"],
     ),
     (errors.OutputExistsError("out/"), {"path": "out/"}, ["'out/'", "overwrit"]),
+    (
+        errors.MissingExtraError("highspy", "milp"),
+        {"package": "highspy", "extra": "milp"},
+        ["'highspy'", "pip install tf-memsaver[milp]"],
+    ),
     (errors.SecondDerivativeError(), {}, ["neither second", "strip"]),
 ]
 

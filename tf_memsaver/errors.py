@@ -107,6 +107,17 @@ class SecondDerivativeError(MemsaverError):
         )
 
 
+class MissingExtraError(MemsaverError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(package, extra)
+        self.package, self.extra = package, extra
+
+    def __str__(self) -> str:
+        return f"this needs the package '{self.package}'. Install it with: pip install tf-memsaver[{self.extra}]"
+
+
 class MeasurementError(MemsaverError):
     """A measuring process failed; the sentence carries the end of its log."""
 

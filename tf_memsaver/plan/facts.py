@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.graph import Graph, Phase
-from tf_memsaver.plan.schedule import walk
+from tf_memsaver.plan.schedule import Step, walk
 from tf_memsaver.plan.simulate import Simulator
 
 NEVER = float("inf")
@@ -134,8 +134,7 @@ class Facts:
         self.arriving = [0] * (units + 2)
         for op in graph.ops:
             place, unit, step = op.index, self._unit_at[op.index], steps[op.index]
-            free = [nbytes[root] for root in step.overwrites if last[root] == place]
-            fresh = tuple(nbytes[root] for root in step.news if nbytes[root] not in free)
+            fresh = _fresh(step, nbytes, last, place)
             overwrites = tuple(root for root in simulator.static[place].overwrites if root in buffers)
             made = BackwardOp(place=place, live=live[place], fresh=fresh, overwrites=overwrites)
             if unit <= units:
@@ -145,6 +144,8 @@ class Facts:
                 self.backward_ops.setdefault(unit, []).append(made)
             elif place > last_unit_op:
                 loss.append(made)
+        self.loss_ops = tuple(loss)
+        """The ops between the last forward op of a unit and the first backward op of one."""
         ends: dict[int, int] = {}
         for made in loss:
             ends.update((root, made.place) for root in simulator.static[made.place].touches if root in buffers)
@@ -158,6 +159,18 @@ class Facts:
         simulator = self._simulator
         forward = [simulator.static[op.index] for op in self._graph.ops if op.phase is Phase.FORWARD]
         return max(walk(forward, simulator.nbytes, (), self.resident_bytes)[0], default=self.resident_bytes)
+
+
+def _fresh(step: Step, nbytes: Sequence[int], last: Sequence[int], place: int) -> tuple[int, ...]:
+    """Return the bytes of each new buffer that takes over none of those that die at this step."""
+    free = [nbytes[root] for root in step.overwrites if last[root] == place]
+    fresh = []
+    for root in step.news:
+        if nbytes[root] in free:
+            free.remove(nbytes[root])
+        else:
+            fresh.append(nbytes[root])
+    return tuple(fresh)
 
 
 def unit_peaks(

@@ -104,7 +104,7 @@ class Simulator:
 
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
-        schedule = self._schedule(segments)
+        schedule = self.schedule(segments)
         live, last = walk(schedule.steps, schedule.nbytes, self.outlive, self.graph.resident_bytes)
         ops = self.graph.ops
         places = [place for place, step in enumerate(schedule.steps) if step.op >= 0]
@@ -126,7 +126,7 @@ class Simulator:
 
     def measure(self, segments: Sequence[Segment]) -> Measured:
         """Return the peaks and the replay time of the step under ``segments``, without a timeline."""
-        schedule = self._schedule(segments)
+        schedule = self.schedule(segments)
         resident = self.graph.resident_bytes
         live, _ = walk(schedule.steps, schedule.nbytes, self.outlive, resident)
         forward, backward, other = [resident] * len(segments), [resident] * len(segments), resident
@@ -154,7 +154,7 @@ class Simulator:
         device = device_named(self.graph.device)
         if not device.threads:
             return self.measure(segments).peak_bytes
-        schedule = self._schedule(segments)
+        schedule = self.schedule(segments)
         ledger = AllocatorLedger(device, schedule.nbytes, self._resident_sizes)
         steps = _with_overlap(schedule, device.pooled_from)
         walk(steps, schedule.nbytes, self.outlive, self.graph.resident_bytes, ledger)
@@ -176,7 +176,7 @@ class Simulator:
         device = device_named(self.graph.device)
         if not device.threads:
             return self.measure(segments).peak_bytes
-        schedule = self._schedule(segments)
+        schedule = self.schedule(segments)
         dependencies = executor.Dependencies(schedule, self.graph, len(self._forward))
         seconds = [
             self.graph.ops[step.op].seconds
@@ -212,7 +212,8 @@ class Simulator:
             workspace=op.workspace_bytes,
         )
 
-    def _schedule(self, segments: Sequence[Segment]) -> Schedule:
+    def schedule(self, segments: Sequence[Segment]) -> Schedule:
+        """Return the ops in execution order under ``segments``, with the replays in place."""
         schedule = Schedule(self.nbytes)
         owner = [-1] * len(self.graph.units)
         for number, segment in enumerate(segments):
