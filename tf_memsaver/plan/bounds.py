@@ -23,6 +23,7 @@ from tf_memsaver.plan.one_level import FRONT, ROUNDING, THIN_CUTS, candidate_pos
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.schedule import walk
 from tf_memsaver.plan.search import Search
+from tf_memsaver.plan.tables import Floats
 from tf_memsaver.plan.types import Segment
 
 ROUNDS = 12
@@ -79,39 +80,36 @@ def by_bytes(problem: Problem, limit: int) -> float:
     order = sorted(range(len(ops)), key=lambda index: ops[index].phase is not Phase.FORWARD)
     steps = [simulator.static[index] for index in order]
     live, last = walk(steps, simulator.nbytes, simulator.outlive, problem.graph.resident_bytes)
-    first_backward = sum(op.phase is Phase.FORWARD for op in ops)
-    made_by = {root: op for op in ops if op.phase is Phase.FORWARD for root in simulator.static[op.index].news}
-    replayable = [
-        root
-        for root, op in made_by.items()
-        if op.unit is not None and not problem.pinned[op.unit] and last[root] >= first_backward
+    forward = [op for op in ops if op.phase is Phase.FORWARD]
+    made = [
+        (root, op.index)
+        for op in forward
+        if op.unit is not None and not problem.pinned[op.unit]
+        for root in simulator.static[op.index].news
+        if last[root] >= len(forward)
     ]
-    places = range(first_backward, len(steps))
-    parts = np.array_split(np.array(places), min(INSTANTS, max(len(places), 1)))
+    if not made:
+        return 0.0
+    roots, makers = np.array(made).T
+    nbytes, ends = np.array(simulator.nbytes, dtype=np.float64)[roots], np.array(last)[roots]
+    seconds = np.array([op.seconds for op in ops])
+    heights, places = np.array(live), np.arange(len(forward), len(steps))
     bound = 0.0
-    for part in parts:
-        place = max(part.tolist(), key=lambda at: live[at], default=-1)
-        if place < 0 or live[place] <= limit:
-            continue
+    for part in np.array_split(places, min(INSTANTS, len(places))):
+        place = int(part[np.argmax(heights[part])])
         # What the op reads is live, unless it may be overwritten there.
-        held = set(steps[place].touches) - set(steps[place].overwrites)
-        bytes_of: dict[int, int] = {}
-        for root in replayable:
-            if last[root] > place and root not in held:
-                index = made_by[root].index
-                bytes_of[index] = bytes_of.get(index, 0) + simulator.nbytes[root]
-        bound = max(
-            bound, _knapsack([(size, ops[index].seconds) for index, size in bytes_of.items()], live[place] - limit)
-        )
+        held = list(set(steps[place].touches) - set(steps[place].overwrites))
+        free = (ends > place) & ~np.isin(roots, held)
+        sizes = np.bincount(makers[free], nbytes[free], len(ops)).astype(np.float64)
+        bound = max(bound, _knapsack(sizes, seconds, live[place] - limit))
     return bound
 
 
-def _knapsack(items: Sequence[tuple[int, float]], least: int) -> float:
-    """Return the least seconds for ``least`` bytes of items (bytes, seconds), parts of them allowed."""
-    seconds_spent = 0.0
-    for size, seconds in sorted((item for item in items if item[0]), key=lambda item: item[1] / item[0]):
-        if size >= least:
-            return seconds_spent + seconds * least / size
-        least -= size
-        seconds_spent += seconds
-    return seconds_spent
+def _knapsack(sizes: Floats, seconds: Floats, least: int) -> float:
+    """Return the least seconds for ``least`` bytes of items with these sizes and seconds, parts of them allowed."""
+    if least <= 0:
+        return 0.0
+    sizes, seconds = sizes[sizes > 0], seconds[sizes > 0]
+    order = np.argsort(seconds / sizes, kind="stable")
+    reached, spent = np.cumsum(sizes[order]), np.cumsum(seconds[order])
+    return float(np.interp(least, [0.0, *reached], [0.0, *spent]))
