@@ -1,11 +1,14 @@
 """How good plans are, and how long planning takes, on made-up steps: no TensorFlow, seconds to minutes.
 
-``python tools/bench_planner.py`` writes ``tools/results/bench_planner.md``:
+``python tools/bench_planner.py`` writes ``tools/results/bench_planner.md``, or with ``--sections`` only some of its
+sections anew:
 
 * growth: ResNet-like graphs of 10² to 10⁵ operations, planned for half of what the plain step needs beyond its
   weights, each in a process of its own, with the time and memory of planning;
 * planners: chains and ResNet-, DenseNet-, U-Net- and transformer-like graphs at 30, 50 and 70% of the plain peak, with
-  the extra time of each planner's plan.
+  the extra time of each planner's plan;
+* gaps: the same kinds of graphs with 80 to 150 operations, and how far the plans of ``auto`` are from the best of their
+  class and from any schedule at all (``plan/milp.py``; needs ``pip install tf-memsaver[milp]``).
 
 An operation takes one second a byte forward, and two backward.
 """
@@ -16,6 +19,7 @@ import json
 import multiprocessing
 import os
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,14 +34,17 @@ sys.path.insert(0, os.fspath(ROOT))
 from tests.plan.strategies import Net, chain  # noqa: E402
 from tf_memsaver.errors import InfeasibleBudgetError, MemsaverError  # noqa: E402
 from tf_memsaver.ir.graph import Graph  # noqa: E402
+from tf_memsaver.plan.milp import Oracle, least_replay  # noqa: E402
 from tf_memsaver.plan.problem import Problem  # noqa: E402
 from tf_memsaver.plan.solve import solve  # noqa: E402
-from tf_memsaver.plan.types import Request  # noqa: E402
+from tf_memsaver.plan.types import Plan, Request  # noqa: E402
 from tools.machine import machine  # noqa: E402
 
 _OUTPUT = flags.DEFINE_string("output", os.fspath(ROOT / "tools/results/bench_planner.md"), "where to write the tables")
 _SIZES = flags.DEFINE_list("sizes", ["100", "1000", "10000", "100000"], "operations of the growing graphs")
 _LIMIT = flags.DEFINE_integer("limit", 900, "seconds after which planning is given up")
+_SECTIONS = flags.DEFINE_list("sections", ["growth", "planners", "gaps"], "what to run; the rest of the file is kept")
+_MILP_LIMIT = flags.DEFINE_float("milp_limit", 120.0, "seconds for the oracle on each graph and budget")
 
 PLANNERS = ("auto", "nested", "chen_sqrt", "chen_greedy", "keep_products", "recompute_all")
 SHARES = (0.3, 0.5, 0.7)
@@ -98,6 +105,16 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "U-Net-like": lambda: unet(5),
     "transformer-like": lambda: transformer(8),
 }
+
+SMALL_GRAPHS: dict[str, Callable[[], Graph]] = {
+    "chain of 30": lambda: chain([8] * 30),
+    "chain of 49": lambda: chain([8] * 49),
+    "ResNet-like": lambda: residual(5),
+    "DenseNet-like": lambda: dense_block(9),
+    "U-Net-like": lambda: unet(7),
+    "transformer-like": lambda: transformer(3),
+}
+"""Small enough for the oracle."""
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -166,26 +183,80 @@ def _extra_time(graph: Graph, planner: str, budget: int) -> str:
         return type(error).__name__
 
 
-def main(_: list[str]) -> None:
-    """Write the tables."""
-    text = "\n".join(
-        [
-            "Planners on made-up steps (`tools/bench_planner.py`). Budgets are shares of what the plain step needs",
-            "beyond its weights; – is no plan within the budget.",
-            "",
-            f"Machine: `{json.dumps(machine())}`",
-            "",
-            "## Growth",
-            "",
-            *growth([int(size) for size in _SIZES.value], _LIMIT.value),
-            "",
-            "## Extra step time",
-            "",
-            *compared(),
-            "",
-        ]
+def gaps(limit: float) -> list[str]:
+    """Return a table of how far the plans of ``auto`` are from what is possible, and what that comes to."""
+    columns = ("auto", "class bound", "best schedule", "bound", "solving", "gap", "of class", "of search")
+    rows = [f"| graph | operations | budget | {' | '.join(columns)} |", "|---|---:|---:|" + "---:|" * len(columns)]
+    found: list[float] = []
+    for name, build in SMALL_GRAPHS.items():
+        graph = build()
+        for share in SHARES:
+            budget = _budget(graph, share)
+            try:
+                plan = solve(graph, Request(budget_bytes=budget))
+            except InfeasibleBudgetError:
+                plan = None
+            begin = time.perf_counter()
+            oracle = least_replay(graph, budget, limit, () if plan is None else plan.segments)
+            cells = _gap_cells(graph, budget, plan, oracle, time.perf_counter() - begin)
+            if plan is not None:
+                found.append((1 + plan.step_overhead) / (1 + oracle.bound_seconds / graph.step_seconds) - 1)
+            rows.append(f"| {name} | {len(graph.ops)} | {share:.0%} | {' | '.join(cells)} |")
+            print(rows[-1], flush=True)
+    median, worst = statistics.median(found), max(found)
+    said = (
+        "Extra step time of `auto`'s plan (n: nested); the bound for plans of one level; the best schedule that",
+        "the oracle found (~: its replays need more than the budget while they run); and the oracle's bound for any",
+        f"schedule, where that is another (= proven). It had {limit:.0f} s for each and began with our plan. *Gap*",
+        "is how far our step is above one with the oracle's bound. *Of class* is the part of it between the oracle's",
+        "bound and that of the class, which no search can close; *of search* the part above the latter.",
+        f"Over {len(found)} plans the gap is {median:.1%} at the median, {worst:.1%} at worst.",
     )
-    Path(_OUTPUT.value).write_text(text, encoding="utf-8")
+    return [*said, "", *rows]
+
+
+def _gap_cells(graph: Graph, budget: int, plan: Plan | None, oracle: Oracle, seconds: float) -> list[str]:
+    plain = graph.step_seconds
+    bound = oracle.bound_seconds / plain
+    if oracle.bound_seconds == float("inf"):
+        least = ["none", "="]
+    else:
+        unsure = "~" if oracle.peak_bytes > budget else ""
+        best = "?" if oracle.seconds == float("inf") else f"{unsure}{oracle.seconds / plain:+.1%}"
+        least = [best, "=" if oracle.proven else f"{bound:+.1%}"]
+    solving = f"{seconds:.0f} s"
+    if plan is None or plan.bound_seconds is None:
+        return ["–", "", *least, solving, "", "", ""]
+    gap = (1 + plan.step_overhead) / (1 + bound) - 1
+    if plan.planner == "nested":
+        return [f"{plan.step_overhead:+.1%} n", "", *least, solving, f"{gap:.1%}", "", ""]
+    its = plan.bound_seconds / plain
+    of_class, of_search = (1 + its) / (1 + bound) - 1, (1 + plan.step_overhead) / (1 + its) - 1
+    ours = [f"{plan.step_overhead:+.1%}", f"{its:+.1%}"]
+    return [*ours, *least, solving, f"{gap:.1%}", f"{of_class:.1%}", f"{of_search:.1%}"]
+
+
+INTRODUCTION = """Planners on made-up steps (`tools/bench_planner.py`). Budgets are shares of what the plain step needs
+beyond its weights; – is no plan within the budget."""
+
+
+def main(_: list[str]) -> None:
+    """Write the tables; sections that are not asked for stay as they are in the file."""
+    path = Path(_OUTPUT.value)
+    makers: dict[str, tuple[str, Callable[[], list[str]]]] = {
+        "growth": ("Growth", lambda: growth([int(size) for size in _SIZES.value], _LIMIT.value)),
+        "planners": ("Extra step time", compared),
+        "gaps": ("Gaps", lambda: gaps(_MILP_LIMIT.value)),
+    }
+    if unknown := set(_SECTIONS.value) - set(makers):
+        raise app.UsageError(f"no section {', '.join(sorted(unknown))}; there are {', '.join(makers)}")
+    old = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
+    texts = {title: body.strip() for title, _, body in (part.partition("\n") for part in old)}
+    for section, (title, make) in makers.items():
+        if section in _SECTIONS.value:
+            texts[title] = "\n".join([f"Machine: `{json.dumps(machine())}`", "", *make()])
+    parts = [INTRODUCTION, *(f"## {title}\n\n{texts[title]}" for title, _ in makers.values() if title in texts)]
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
