@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import Net, brute_force, chain, graphs, requests
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.bounds import by_bytes, least_seconds, of_one_level
+from tf_memsaver.plan.bounds import MOST_CUTS, by_bytes, least_seconds, of_one_level
 from tf_memsaver.plan.one_level import THIN_CUTS, OneLevel
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.solve import solve
@@ -76,16 +76,30 @@ def test_plans_of_others_have_a_gap():
     assert other.gap > 0.01
 
 
-@pytest.mark.parametrize("units", [60, THIN_CUTS + 50])
+@pytest.mark.parametrize("units", [60, MOST_CUTS + 20])
 def test_bounds_of_several_levels_and_of_many_cuts_hold_for_any_schedule(units: int):
     graph = chain([8] * units)
     problem = Problem.build(graph, Request())
     several = min(problem.one_level.several_levels, key=lambda found: found.peak_bytes)
     budgets = [several.peak_bytes, problem.one_level.smallest.peak_bytes, problem.plain.peak_bytes * 2 // 3]
-    for budget in budgets[: 3 if units > THIN_CUTS else 1]:
+    for budget in budgets[: 3 if units > MOST_CUTS else 1]:
         plan = solve(graph, Request(budget_bytes=budget))
         assert plan.bound_seconds == by_bytes(problem, budget) > 0
         assert plan.gap is not None and 0 <= plan.gap < 0.5
+
+
+def test_plans_from_a_narrowed_search_are_held_against_all_cuts():
+    net = Net()
+    x = net.dense(net.input(4), 8)
+    for _ in range(20):
+        y = net.relu(net.norm(net.dense(x, 8)))
+        x = net.relu(net.add(x, net.norm(net.dense(y, 8))))
+    graph = net.graph(net.dense(x, 1))
+    assert THIN_CUTS < len(graph.cuts) <= MOST_CUTS
+    problem = Problem.build(graph, Request())
+    plan = solve(graph, Request(budget_bytes=problem.plain.peak_bytes * 2 // 5))
+    assert plan.bound_seconds is not None and plan.bound_seconds > by_bytes(problem, plan.peak_bytes)
+    assert plan.gap is not None and 0 <= plan.gap < 0.02
 
 
 def test_the_bytes_of_what_is_dropped_on_a_chain():

@@ -19,12 +19,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.plan.one_level import FRONT, ROUNDING, THIN_CUTS, candidate_positions
+from tf_memsaver.plan.one_level import FRONT, ROUNDING, candidate_positions
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.schedule import walk
 from tf_memsaver.plan.search import Search
 from tf_memsaver.plan.tables import Floats
 from tf_memsaver.plan.types import Segment
+
+MOST_CUTS = 256
+"""Candidate cuts between which all segments are looked at; that takes a second or two."""
 
 ROUNDS = 12
 """Simulations before the bound stays as it is."""
@@ -37,8 +40,9 @@ def least_seconds(problem: Problem, segments: Sequence[Segment]) -> float | None
     """Return a lower bound on the replay seconds of plans like a given one within the request's budget.
 
     The class of plans is that of one level; where ``segments`` are of several levels, or there are more than
-    ``THIN_CUTS`` candidate cuts, the bound is weaker and holds for any schedule. Never above the time of ``segments``,
-    and equal to it where that is proven to be the least. None where the request has no budget.
+    ``MOST_CUTS`` candidate cuts, the bound is that by bytes, which is weaker and holds for any schedule. Never above
+    the time of ``segments``, and equal to it where that is proven to be the least. None where the request has no
+    budget.
     """
     budget = problem.request.budget_bytes
     if budget is None:
@@ -48,9 +52,11 @@ def least_seconds(problem: Problem, segments: Sequence[Segment]) -> float | None
     limit, seconds = max(budget, measured.peak_bytes), measured.replay_seconds
     if not seconds:
         return 0.0
-    if any(segment.children for segment in segments) or len(candidate_positions(problem)) > THIN_CUTS:
-        return min(by_bytes(problem, limit), seconds)
-    return of_one_level(problem, limit, seconds)
+    of_all = min(by_bytes(problem, limit), seconds)
+    several = any(segment.children for segment in segments)
+    if several or of_all == seconds or len(candidate_positions(problem)) > MOST_CUTS:
+        return of_all
+    return max(of_all, of_one_level(problem, limit, seconds))
 
 
 def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int = FRONT) -> float:
@@ -58,7 +64,7 @@ def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int 
 
     ``known_seconds`` are those of such a plan: they are the answer where no plan is quicker.
     """
-    tables = problem.one_level.thinned_tables(())
+    tables = problem.one_level.all_tables()
     bound = 0.0
     for _ in range(ROUNDS):
         proposal = Search(tables, limit, front, known_seconds * (1 + ROUNDING), rounds_down=True).run()

@@ -252,6 +252,10 @@ class OneLevel:
     def _simulated(self, segments: Sequence[Segment]) -> Found:
         return Found(segments=tuple(segments), measured=self._problem.simulator.measure(segments))
 
+    def all_tables(self) -> Tables:
+        """Return tables of all candidate cuts that learn on their own."""
+        return self._full.copy()
+
     def thinned_tables(self, around: Sequence[Segment]) -> Tables:
         """Return tables of about ``THIN_CUTS`` positions, or of all where there are no more (see ``_thinned``)."""
         return self._full.restricted(self._thinned(around))
