@@ -10,10 +10,13 @@ Read from ``dfgraph_from_keras`` and ``op_hook`` of its repository, in the form 
 * A layer costs its multiplications (``forward_cost``), and its Grad twice that. The loss costs nothing.
 * No buffer is taken over, no kernel needs scratch, and a replay reads its inputs where they lie.
 
-Two things differ here. A Grad stands as soon as the *first* reader of its layer can be run backward, the unit that it
+Three things differ here. A Grad stands as soon as the *first* reader of its layer can be run backward, the unit that it
 belongs to: so every segment's backward pass is one piece. On chains that is Checkmate's order; where branches meet,
-Grads of different layers change places. And our simulator counts a copy of what enters a replay, as TensorFlow makes
-it; ``checkmate_judge`` judges a plan's order of execution as Checkmate would, without.
+Grads of different layers change places. What such a Grad reads of a later reader's output would make one segment's
+backward pass read what another has made, which captured steps never do and our planners do not know: a *Hold*, which
+costs nothing and takes the output's place when its own unit has run backward, hands it on. And our simulator counts a
+copy of what enters a replay, as TensorFlow makes it; ``checkmate_judge`` judges a plan's order of execution as
+Checkmate would, without.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.topology import find_cuts
 
 ELEMENT_BYTES = 4
+HOLD = "Hold"
+"""The type of the ops that hand an output on to the Grad of an earlier unit."""
+
 FIXED_COPIES = 2
 """Fixed memory as a multiple of the parameters': themselves and their gradients."""
 
@@ -144,66 +150,50 @@ def step_graph(network: Network, batch_size: int) -> Graph:
     """Return a training step under the cost model. Value j is the output of layer j, and a cost unit is a second."""
     nodes, count = network.nodes, len(network.nodes)
     readers = network.readers
-    values = [
-        Value(index=j, name=node.name, nbytes=node.nbytes * batch_size, kind=MemoryKind.ACTIVATION)
-        for j, node in enumerate(nodes)
-    ]
-    values.append(Value(index=count, name="loss", nbytes=ELEMENT_BYTES * batch_size, kind=MemoryKind.ACTIVATION))
-    # Each Grad behind those that it reads: those of the readers of j belong to later units than the first of them.
-    order = sorted(range(count), key=lambda j: (min(readers[j], default=count), j), reverse=True)
-    grads = {}
-    for j in order:
-        grads[j] = len(values)
-        name, nbytes = f"Grad<{nodes[j].name}>", nodes[j].nbytes * batch_size
-        values.append(Value(index=len(values), name=name, nbytes=nbytes, kind=MemoryKind.GRADIENT))
-    fixed = Value(
-        index=len(values),
-        name="parameters and their gradients",
-        nbytes=network.fixed_bytes,
-        kind=MemoryKind.PARAMETER,
-    )
-    ops = [
-        Op(
-            index=j,
-            name=node.name,
-            type=node.kind,
-            phase=Phase.FORWARD,
-            unit=j,
-            inputs=tuple(dict.fromkeys(node.inputs)) or (fixed.index,),
-            outputs=(j,),
-            flops=node.cost * batch_size,
-            seconds=float(node.cost * batch_size),
-        )
-        for j, node in enumerate(nodes)
-    ]
-    ends = tuple(j for j in range(count) if not readers[j])
-    ops.append(Op(index=count, name="loss", type="Loss", phase=Phase.FORWARD, unit=None, inputs=ends, outputs=(count,)))
-    for j in order:
-        read = [value for i in readers[j] for value in (grads[i], i)] or [count]
-        ops.append(
-            Op(
-                index=len(ops),
-                name=values[grads[j]].name,
-                type="Grad",
-                phase=Phase.BACKWARD,
-                unit=min(readers[j], default=None),
-                inputs=(*read, j),
-                outputs=(grads[j],),
-                seconds=float(2 * nodes[j].cost * batch_size),
-            )
-        )
+    values: list[Value] = []
+    ops: list[Op] = []
+
+    def value(name: str, nbytes: int, kind: MemoryKind = MemoryKind.GRADIENT) -> int:
+        values.append(Value(index=len(values), name=name, nbytes=nbytes, kind=kind))
+        return len(values) - 1
+
+    def op(
+        kind: str, phase: Phase, unit: int | None, inputs: Sequence[int], output: int, cost: int, **more: Any
+    ) -> None:
+        name, seconds = values[output].name, float(cost * batch_size)
+        common = {"name": name, "type": kind, "phase": phase, "unit": unit, "seconds": seconds, **more}
+        ops.append(Op(index=len(ops), inputs=tuple(dict.fromkeys(inputs)), outputs=(output,), **common))
+
+    for node in nodes:
+        value(node.name, node.nbytes * batch_size, MemoryKind.ACTIVATION)
+    loss = value("loss", ELEMENT_BYTES * batch_size, MemoryKind.ACTIVATION)
+    fixed = value("parameters and their gradients", network.fixed_bytes, MemoryKind.PARAMETER)
+    for j, node in enumerate(nodes):
+        op(node.kind, Phase.FORWARD, j, node.inputs or (fixed,), j, node.cost)
+    op("Loss", Phase.FORWARD, None, [j for j in range(count) if not readers[j]], loss, 0)
+    grads: dict[int, int] = {}
+    held: dict[int, int] = {}
+    handed_on = {i for reading in readers for i in reading[1:]}
+    for unit in range(count, -1, -1):
+        for j in reversed([j for j in range(count) if min(readers[j], default=count) == unit]):
+            read = [v for i in readers[j] for v in (grads[i], held.get(i, i))]
+            grads[j] = value(f"Grad<{nodes[j].name}>", nodes[j].nbytes * batch_size)
+            owner = unit if readers[j] else None
+            op("Grad", Phase.BACKWARD, owner, [*(read or [loss]), j], grads[j], 2 * nodes[j].cost)
+        if unit in handed_on:
+            held[unit] = value(f"Hold<{nodes[unit].name}>", nodes[unit].nbytes * batch_size)
+            op(HOLD, Phase.BACKWARD, unit, [unit], held[unit], 0, overwrites=(unit,))
     units = tuple(
         Unit(index=j, label=node.name, kind=node.kind, signature=f"{node.kind}({node.nbytes})")
         for j, node in enumerate(nodes)
     )
-    every = (*values, fixed)
     return Graph(
         name=network.name,
         batch_size=batch_size,
-        values=every,
+        values=tuple(values),
         ops=tuple(ops),
         units=units,
-        cuts=find_cuts(ops, every, range(len(every)), units),
+        cuts=find_cuts(ops, values, range(len(values)), units),
         outputs=(),
         device="IDEAL",
     )

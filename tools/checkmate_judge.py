@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.types import Segment
-from tools.checkmate_graphs import FIXED_COPIES, Network
+from tools.checkmate_graphs import FIXED_COPIES, HOLD, Network
 
 CAPACITY = 16_000_000_000
 """Bytes of the device: ``platform_memory("p32xlarge")`` in Checkmate's ``platforms.py``."""
@@ -27,15 +27,17 @@ def schedule_peak(graph: Graph, executed: Sequence[int]) -> tuple[int, int]:
     """Return the most bytes live when ops run in this order, each as often as it stands there, and the op at the peak.
 
     As in Checkmate's ``schedule_from_rs``: an output stands from its execution to its last reader before it is executed
-    again, an op's inputs and output stand together, replays read their inputs where they lie.
+    again, an op's inputs and output stand together, replays read their inputs where they lie, and Holds are nothing.
 
     Raises:
       ValueError: an op reads what no op before it has made.
     """
+    held = {op.outputs[0]: op.inputs[0] for op in graph.ops if op.type == HOLD}
+    executed = [index for index in executed if graph.ops[index].type != HOLD]
     made_at: dict[int, int] = {}
     last = list(range(len(executed)))
     for place, index in enumerate(executed):
-        for value in graph.ops[index].inputs:
+        for value in (held.get(value, value) for value in graph.ops[index].inputs):
             if value in made_at:
                 last[made_at[value]] = place
             elif not graph.values[value].kind.resident:

@@ -52,8 +52,10 @@ def test_sizes_and_costs_grow_with_the_batch():
 
 def test_a_grad_belongs_to_the_first_reader_and_reads_all_of_them():
     graph = step_graph(BRANCHED, 1)
-    assert reads(graph)["Grad<a>"] == {"Grad<b>", "b", "Grad<c>", "c", "a"}
+    assert reads(graph)["Grad<a>"] == {"Grad<b>", "b", "Grad<c>", "Hold<c>", "a"}
+    assert reads(graph)["Hold<c>"] == {"c"}
     units = {op.name: op.unit for op in graph.ops}
+    assert units["Hold<c>"] == 2
     assert units["Grad<a>"] == 1
     assert units["Grad<b>"] == units["Grad<c>"] == 3
     assert units["Grad<d>"] is None
@@ -70,6 +72,16 @@ def test_plain_peaks_by_hand():
     # Nothing freed before the last stage: a, b, c, and Grad<b> beside Grad<c>.
     assert retained_peak(CHAIN) == 60 + 30 + 20
     assert working_set_bytes(graph) == 20 + 30 + 30 + 20
+
+
+def test_holding_an_output_takes_no_bytes_of_its_own():
+    graph = step_graph(BRANCHED, 1)
+    timeline = Problem.build(graph, Request()).plain
+    assert [graph.ops[instant.op].name for instant in timeline.instants][-3:] == ["Grad<b>", "Hold<c>", "Grad<a>"]
+    # d and Grad<d> are gone when c is held: a, b, c, Grad<c> and Grad<b> are left, then Grad<a> beside them.
+    assert [instant.live_bytes - 100 for instant in timeline.instants][-2:] == [110, 120]
+    executed = [instant.op for instant in timeline.instants]
+    assert schedule_peak(graph, executed)[0] == timeline.peak_bytes
 
 
 def test_largest_batch_counts_parameters_twice_or_four_times():
@@ -100,9 +112,8 @@ def test_replays_where_branches_meet_by_both_judges():
     found = judged(problem, BRANCHED, "by hand", segments((0, 2, STORE), (2, 4, RECOMPUTE)))
     # c and d run again. Checkmate: at Grad<b> there are a, b, c, d, Grad<d>, Grad<c> and Grad<b>.
     assert found.checkmate_bytes == 10 + 20 + 30 + 40 + 40 + 30 + 20
-    # Ours has its peak before, at Grad<c>, without Grad<b>; but b is there twice, as the replay's copy and for Grad<a>,
-    # and c, since Grad<a> of the first segment reads the one of the first run.
-    assert found.simulated_bytes == 10 + 2 * 20 + 2 * 30 + 40 + 40 + 30
+    # Ours has b twice: the replay reads a copy of it, and Grad<a> of the first segment the one of the first run.
+    assert found.simulated_bytes == found.checkmate_bytes + 20
     assert found.replay_share == pytest.approx((4 + 8) / BRANCHED.forward_cost)
 
 
