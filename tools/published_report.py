@@ -34,9 +34,13 @@ batches of VGG19 and MobileNet are Checkmate's, rounded down: the models are the
 need a third more memory), while its largest batch is our bound of it, rounded: so it is the same network, counted in
 another way for the plain batch that their code does not show.
 
-Published figures are rounded to the nearest: VGG19's stands as 289.03459 in the log of their artifact, and is the bound
-here to the last digit; those of U-Net, FCN8 and SegNet are the bounds rounded. FCN8's and SegNet's 60 and 62 lie above
-what any schedule can reach."""
+VGG19's largest batch stands as 289.03459 in the log of their artifact and is our bound to the last digit. Those of
+U-Net, FCN8 and SegNet are our bounds, too, when these are rounded to the nearest; 60 and 62 themselves lie above what
+any schedule of this model can reach.
+
+Where *climb* is above ours, the class of plans (segments within segments) holds a better one, of three levels, that
+`nested` misses. Its recurrence counts what enters a replay, and what is kept for segments before, more often than the
+simulator does; so it proposes no plan at all where one level comes near the bound, as on FCN8 and SegNet."""
 
 CUTS = """\
 The cuts of training memory of Feng & Huang (CVPR 2021), at their overheads: the step of the keras.applications models,
@@ -45,14 +49,19 @@ CIFAR-10 that Keras lacks), on this machine's device, through what `search_plan(
 does. Their figures are measured in PyTorch on a GPU, whose plain step takes other memory: there is no telling how much.
 
 *plain* is the predicted peak of the plain step, *fixed* what of it no plan touches: weights, the batch, weight
-gradients. **cut** is that of the whole peak, *at* its predicted overhead; *beside fixed* the same bytes as a share of
-what is not fixed, and *tensors alone* the cut of the whole peak when the holes of TensorFlow's allocator do not count.
-*best of all* is the largest cut when `min_peak` and `nested` are asked, too, within the same overhead: `search_plan`
-without a budget takes plans of one level only. *peak at* is where that plan needs most."""
+gradients. **cut** is that of the whole peak, *beside fixed* the same bytes as a share of what is not fixed, *tensors
+alone* the cut of the whole peak when the holes of TensorFlow's allocator do not count, as they do not in PyTorch's
+figures; *at* is the predicted overhead. Their script prints the cut of the whole peak and that of "intermediate
+tensors"; which of them the paper shows is not known, but a cut of 81% of ResNet152's whole peak would leave, beside its
+weights and their gradients, about two of its largest outputs, and one BatchNorm's gradient takes more. *best cut* is
+the largest one when `min_peak` and `nested` are asked, too, within the same overhead: `search_plan` without a budget
+takes plans of one level only, and ranks them by another model of the allocator than the one that reports. *peak at* is
+where the best plan needs most."""
 
 MEASURED = """\
 Measured, graph mode, in a process each: batches of 8 at the same image sizes, plans for the same overheads by
-`optimize`. *step* is the measured time over the plain step's, on a machine that does other work, too."""
+`optimize`. *step* is the measured time over the plain step's, of three steps on a machine that does other work
+meanwhile: it says little."""
 
 COSTS = """\
 What plans cost over the best one known, under Checkmate's cost model: the cost of the whole step, as the geometric mean
@@ -61,7 +70,11 @@ found; means are over those). Checkmate's table, over its MILP's optimum: articu
 1.06–1.39, LP rounding 1.00–1.06. *auto* and Chen et al.'s are by our simulator, *no copies* takes all our plans by
 Checkmate's rules; greedy takes the cheapest of 60 values of b, as Checkmate does. The best known is the cheapest of all
 columns. No schedule costs less than the plain step, so that *auto / plain* is never less than *auto* over optimal; nor
-less than *bound*, what the oracle proves where there is one."""
+less than *bound*, what the oracle proves where there is one.
+
+What the class of plans costs here: every Grad reads the output of its layer's reader, and a replay makes a segment's
+own output again although the next segment keeps it. So a pooling or padding layer, which costs nothing, is not dropped
+without a convolution beside it run again; a schedule of single operations does that."""
 
 
 def markdown(document: dict[str, Any]) -> str:
