@@ -30,13 +30,13 @@ BATCHES_NOTES = """\
 All counts of the fixed memory: twice the parameters as in the MILP, and four times as in the script of the baselines,
 which takes it off the budget and adds it to the peak. *nothing freed* is Checkmate's "checkpoint all": its schedule
 holds every output to the last stage, also when its readers are done. With that and four times the parameters the plain
-batches of VGG19 and MobileNet are Checkmate's, rounded down: the models are the same. Those of U-Net are not (16 would
-need a third more memory), while its largest batch is our bound of it, rounded: so it is the same network, counted in
-another way for the plain batch that their code does not show.
+batches of VGG19 and MobileNet are Checkmate's, rounded down: the models are the same. U-Net's is not (16 would need a
+third more memory). Its largest batch is our bound, rounded, so that the network seems the same, and the plain batch
+counted in a way that their code does not show.
 
-VGG19's largest batch stands as 289.03459 in the log of their artifact and is our bound to the last digit. Those of
-U-Net, FCN8 and SegNet are our bounds, too, when these are rounded to the nearest; 60 and 62 themselves lie above what
-any schedule of this model can reach.
+A log in the notes to their artifact, on VGG19, ends at 289.03459: our bound to the last digit. The batches of U-Net,
+FCN8 and SegNet are our bounds, too, when these are rounded to the nearest; 60 and 62 themselves lie above what any
+schedule of this model can reach.
 
 Where *climb* is above ours, the class of plans (segments within segments) holds a better one, of three levels, that
 `nested` misses. Its recurrence counts what enters a replay, and what is kept for segments before, more often than the
