@@ -11,7 +11,7 @@ from tests.plan.strategies import Net
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.one_level import THIN_CUTS, OneLevel, candidate_positions
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.repeats import Repeat, repeats, tilings
+from tf_memsaver.plan.repeats import Repeat, repeats, replayed_until, tilings
 from tf_memsaver.plan.solve import solve
 from tf_memsaver.plan.types import Request, Segment, SegmentMode, check_cover
 
@@ -78,7 +78,9 @@ def test_tilings_are_covers_that_repeat_what_was_given(data: st.DataObject):
     positions = candidate_positions(problem)
     segments = random_cover(data, positions)
     repeat = repeats(problem)[0]
-    for tiled in tilings(segments, repeat, set(positions)):
+    for tiling in tilings(segments, repeat, positions):
+        tiled = tiling.segments
+        assert tiling.replayed_until.tolist() == replayed_until(tiled).tolist()
         check_cover(tiled, 0, len(graph.units))
         assert {segment.stop for segment in tiled} <= set(positions)
         starts = {segment.start for segment in tiled}
@@ -105,7 +107,8 @@ def test_the_segments_of_one_block_are_those_of_all():
     )
     rest = Segment(start=12, stop=len(problem.graph.units), mode=SegmentMode.STORE)
     given = [Segment(start=0, stop=7, mode=SegmentMode.STORE), *block, rest]
-    alike = [tiled for tiled in tilings(given, repeat, set(candidate_positions(problem))) if len(tiled) > 100]
+    tiled = (tiling.segments for tiling in tilings(given, repeat, candidate_positions(problem)))
+    alike = [segments for segments in tiled if len(segments) > 100]
     assert alike
     for start in range(7, repeat.stop - BLOCK, BLOCK):
         its = tuple(segment for segment in alike[0] if start <= segment.start < start + BLOCK)

@@ -7,6 +7,7 @@ units: *forward* readers by what their ops read, *backward* readers by the unit 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,9 @@ from tf_memsaver.plan.schedule import Step, walk
 from tf_memsaver.plan.simulate import Simulator
 
 NEVER = float("inf")
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,14 +35,16 @@ class Buffer:
     last_op: dict[int, int] = field(default_factory=dict)
     furthest: int = 0
 
-    def needed_by(self, start: int) -> float:
-        """Return the least j for which a recompute segment (start, j] needs the value from outside or for backward."""
-        replay = min((need for at, need in self.demands if at > start), default=NEVER)
-        return min(replay, self.read_by(start))
+    def read_by(self, starts: Ints) -> Floats:
+        """Return, for each start i, the least j for which a backward op of (i, j] reads the value."""
+        following = np.searchsorted(self.readers, starts, side="right")
+        return np.asarray(np.append(self.readers, NEVER)[following])
 
-    def read_by(self, start: int) -> float:
-        """Return the least j for which a backward op of (start, j] reads the value."""
-        return min((reader for reader in self.readers if reader > start), default=NEVER)
+    def needed_by(self, starts: Ints) -> Floats:
+        """Return the least j for which a recompute segment (i, j] needs the value from outside or for backward."""
+        at, needs = np.array(sorted(self.demands)).reshape(-1, 2).T
+        least = np.append(np.minimum.accumulate(needs[::-1])[::-1], NEVER)
+        return np.minimum(least[np.searchsorted(at, starts, side="right")], self.read_by(starts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,26 +179,22 @@ def _fresh(step: Step, nbytes: Sequence[int], last: Sequence[int], place: int) -
     return tuple(fresh)
 
 
-def unit_peaks(
-    facts: Facts, unit: int, ops: Sequence[BackwardOp], starts: npt.NDArray[np.int64], inside: bool
-) -> Iterator[tuple[int, int, float]]:
-    """Yield, for ranges of rows, the most that a unit's backward ops hold above A(i, unit).
+def unit_peaks(facts: Facts, unit: int, ops: Sequence[BackwardOp], inside: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield, for ranges of starts i (the second exclusive), the most that a unit's backward ops hold above A(i, unit).
 
     A value whose next reader below ``unit`` lies at or before i dies within the unit, at its last reading op; its
-    buffer may be taken over there. For which rows that is so depends on where that reader lies, and with ``inside`` on
-    where the value is made.
+    buffer may be taken over there. For which starts that is so depends on where that reader lies, and with ``inside``
+    on where the value is made.
     """
     dying: list[tuple[int, int, int]] = []
     for root in facts.read_in.get(unit, ()):
         buffer = facts.buffers[root]
-        below = max((reader for reader in buffer.readers if reader < unit), default=0)
+        below = buffer.readers[bisect_left(buffer.readers, unit) - 1] if buffer.readers[0] < unit else 0
         dying.append((below, buffer.made if inside else unit, root))
     edges = sorted({0, unit, *(edge for first, behind, _ in dying for edge in (first, behind) if edge < unit)})
     for edge, after in itertools.pairwise(edges):
-        first, last = np.searchsorted(starts, [edge, after]).tolist()
-        if first < last:
-            ends = {root: facts.buffers[root].last_op[unit] for a, b, root in dying if a <= edge < b}
-            yield first, last, max(held_above(facts, op, ends) for op in ops)
+        ends = {root: facts.buffers[root].last_op[unit] for a, b, root in dying if a <= edge < b}
+        yield edge, after, max(held_above(facts, op, ends) for op in ops)
 
 
 def held_above(facts: Facts, op: BackwardOp, ends: Mapping[int, int]) -> int:

@@ -20,18 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.plan.facts import Floats, Ints
 from tf_memsaver.plan.one_level import Found, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import register_planner
-from tf_memsaver.plan.tables import Floats
 from tf_memsaver.plan.types import Segment, SegmentMode
 
 SLOTS = 192
 """Sizes of memory that are told apart, up to ``ABOVE`` times the transient bytes of the least peak of one level."""
 
 ABOVE = 1.1
-
-Ints = npt.NDArray[np.int64]
 
 
 @register_planner("nested")
@@ -100,13 +98,15 @@ class Nested:
         tables, count = self._tables, len(self._tables.positions)
         new = np.zeros((count, count))
         kept = np.zeros((count, count))
-        crossing, owner = tables.crossing_bytes, tables.owner
+        inside = np.arange(count)
+        grid = tables.grid(inside[:-1], inside[1:])
+        crossing, owner = tables.crossing.nbytes, tables.crossing.owner
         for start in range(count - 1):
             of_before = (owner[start + 1 :] == owner[start]) & (owner[start] >= 0)
             entering_anew = np.where(of_before, 0.0, crossing[start + 1 :])
             new[start, start + 1 :] = entering_anew.sum(axis=1)
-            by_store = tables.kept_by_store[0, start, start:]
-            own = tables.stored_bytes[0, start, start:]
+            by_store = tables.crossing.kept_by_store(inside[start], inside[start + 1 :])
+            own = grid.stored_bytes[0, start, start:]
             kept[start, start + 1 :] = own + np.where(by_store, 0.0, entering_anew).sum(axis=1)
         seconds = np.zeros(len(problem.graph.units) + 1)
         for op in problem.graph.ops:
@@ -120,11 +120,11 @@ class Nested:
             return full
 
         return _Costs(
-            replay=square(tables.replay_seconds[1], np.inf),
+            replay=square(grid.replay_seconds[1], np.inf),
             forward=np.maximum(reached[None, :] - reached[:, None], 0.0),
-            working=self._slots(square(tables.working_bytes[1], np.inf) - self._resident),
+            working=self._slots(square(grid.working_bytes[1], np.inf) - self._resident),
             boundary=self._slots(new),
-            stored_working=self._slots(square(tables.working_bytes[0], np.inf) - self._resident),
+            stored_working=self._slots(square(grid.working_bytes[0], np.inf) - self._resident),
             stored_boundary=self._slots(kept),
         )
 

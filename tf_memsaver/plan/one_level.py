@@ -208,16 +208,16 @@ class OneLevel:
         Of those whose replays take at most ``seconds`` and whose simulated peak is within ``limit``, by ``rank``. Small
         graphs are searched through anyway: nothing is made for them.
         """
-        positions = frozenset(self._full.positions)
         best: Found | None = None
         for repeat in self._repeats:
             given = segments if best is None else best.segments
             quick = [
-                tiled
-                for tiled in dict.fromkeys(tidied(tiled) for tiled in tilings(given, repeat, positions))
-                if self._full.replay_seconds_of(tiled) <= seconds * (1 + ROUNDING)
+                tiling
+                for tiling in tilings(given, repeat, self._full.positions)
+                if self._full.costs.replay_seconds_of(tiling.replayed_until) <= seconds * (1 + ROUNDING)
             ]
-            tried = [self._simulated(tiled) for tiled in quick[:: max(1, math.ceil(len(quick) / MOST_TILINGS))]]
+            chosen = quick[:: max(1, math.ceil(len(quick) / MOST_TILINGS))]
+            tried = [self._simulated(tiled) for tiled in dict.fromkeys(tidied(tiling.segments) for tiling in chosen)]
             fitting = [found for found in tried if found.replay_seconds <= seconds and found.peak_bytes <= limit]
             best = min([*fitting, *([] if best is None else [best])], key=rank, default=None)
         return best
@@ -270,9 +270,10 @@ class OneLevel:
         count = len(positions) - 1
         if len(positions) <= THIN_CUTS:
             return list(range(count + 1))
-        stored = self._full.stored_bytes[0, 0] + 1e-9 * np.arange(count)
+        grid = self._full.grid(np.arange(1), np.arange(1, count + 1))
+        stored = grid.stored_bytes[0, 0] + 1e-9 * np.arange(count)
         share = np.concatenate([[0.0], stored]) / stored[-1] * (THIN_CUTS - 2)
-        crossing = self._full.crossing_bytes.sum(axis=1)
+        crossing = self._full.crossing.nbytes.sum(axis=1)
         chosen: dict[int, int] = {}
         for index in range(1, count):
             current = chosen.get(int(share[index]))

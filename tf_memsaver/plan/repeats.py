@@ -6,14 +6,16 @@ is often the better one, and its segments are twins that are traced once (see ``
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tf_memsaver.plan.facts import Ints
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment
+from tf_memsaver.plan.types import Segment, SegmentMode
 
 LONGEST_PERIOD = 512
 """Units. Longer blocks are not looked for."""
@@ -53,39 +55,99 @@ def repeats(problem: Problem) -> tuple[Repeat, ...]:
     return tuple(found)
 
 
-def tilings(segments: Sequence[Segment], repeat: Repeat, positions: Collection[int]) -> Iterator[tuple[Segment, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """A cover that has one tile, the segments of a few blocks, as often as it fits into a repeat, and else those given.
+
+    The tile stands ``count`` times, ``size`` units apart, from ``begin`` on.
+    """
+
+    given: Sequence[Segment]
+    given_until: Ints
+    tile: tuple[Segment, ...]
+    begin: int
+    size: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The position behind the last tile."""
+        return self.begin + self.count * self.size
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The cover."""
+        middle = [_moved(segment, by) for by in self._offsets.tolist() for segment in self.tile]
+        behind = _between(self.given, self.end, self.given[-1].stop)
+        return (*_between(self.given, 0, self.begin), *middle, *behind)
+
+    @property
+    def stops(self) -> Ints:
+        """Where the segments of the tiles stop, and the one before them."""
+        stops = np.array([self.tile[0].start, *(segment.stop for segment in self.tile)])
+        return (stops + self._offsets[:, None]).ravel()
+
+    @property
+    def replayed_until(self) -> Ints:
+        """For each unit, where the recompute segment that it lies in stops; 0 in store segments."""
+        tile = replayed_until(self.tile)
+        middle = np.where(tile, tile + self._offsets[:, None], 0).ravel()
+        before = np.minimum(self.given_until[: self.begin], self.begin)
+        return np.concatenate([before, middle, self.given_until[self.end :]])
+
+    @property
+    def _offsets(self) -> Ints:
+        return np.arange(0, self.count * self.size, self.size)
+
+
+def replayed_until(segments: Sequence[Segment]) -> Ints:
+    """Return, for each unit of segments of one level, where its recompute segment stops; 0 in store segments."""
+    stops = [segment.stop if segment.mode is SegmentMode.RECOMPUTE else 0 for segment in segments]
+    return np.repeat(stops, [segment.stop - segment.start for segment in segments])
+
+
+def tilings(segments: Sequence[Segment], repeat: Repeat, positions: Collection[int]) -> Iterator[Tiling]:
     """Yield the covers that have the segments of a few blocks in all blocks of a repeat, and else those given.
 
-    ``positions`` are those at which segments may end.
+    ``positions`` are those at which segments may end. Blocks that are cut alike make one cover.
     """
+    allowed = np.zeros(segments[-1].stop + 1, dtype=np.bool_)
+    allowed[list(positions)] = True
+    until = replayed_until(segments)
+    seen: set[tuple[tuple[int, int, SegmentMode], ...]] = set()
     for count in TILES:
         size = count * repeat.period
         for first in segments:
-            if first.start < repeat.start or first.start + size > repeat.stop:
+            start = first.start
+            if start < repeat.start or start + size > repeat.stop:
                 continue
-            tiled = _tiled(segments, repeat, first.start, size)
-            if all(segment.stop in positions for segment in tiled):
-                yield tiled
-
-
-def _tiled(segments: Sequence[Segment], repeat: Repeat, start: int, size: int) -> tuple[Segment, ...]:
-    """Return the segments with those of ``[start, start + size)`` as often as they fit into the repeat."""
-    tile = _between(segments, start, start + size)
-    begin = start - (start - repeat.start) // size * size
-    tiled = _between(segments, 0, begin)
-    while begin + size <= repeat.stop:
-        tiled += [_moved(segment, begin - start) for segment in tile]
-        begin += size
-    return (*tiled, *_between(segments, begin, segments[-1].stop))
+            begin = start - (start - repeat.start) // size * size
+            tile = tuple(_moved(segment, begin - start) for segment in _between(segments, start, start + size))
+            # Tiles of another size or place differ in the first start or the last stop.
+            key = tuple((segment.start, segment.stop, segment.mode) for segment in tile)
+            if key in seen:
+                continue
+            seen.add(key)
+            fits = (repeat.stop - begin) // size
+            tiling = Tiling(given=segments, given_until=until, tile=tile, begin=begin, size=size, count=fits)
+            if allowed[tiling.stops].all():
+                yield tiling
 
 
 def _between(segments: Sequence[Segment], start: int, stop: int) -> list[Segment]:
-    clipped = ((max(segment.start, start), min(segment.stop, stop), segment.mode) for segment in segments)
-    return [Segment(start=first, stop=last, mode=mode) for first, last, mode in clipped if first < last]
+    """Return the segments of a cover that lie in ``[start, stop)``, clipped to it."""
+    first = bisect_right(segments, start, key=lambda segment: segment.stop)
+    behind = bisect_left(segments, stop, key=lambda segment: segment.start)
+    return [
+        segment
+        if start <= segment.start and segment.stop <= stop
+        else Segment(start=max(segment.start, start), stop=min(segment.stop, stop), mode=segment.mode)
+        for segment in segments[first:behind]
+    ]
 
 
 def _moved(segment: Segment, by: int) -> Segment:
-    return Segment(start=segment.start + by, stop=segment.stop + by, mode=segment.mode)
+    return Segment(start=segment.start + by, stop=segment.stop + by, mode=segment.mode) if by else segment
 
 
 def _kinds(problem: Problem) -> npt.NDArray[np.int64]:

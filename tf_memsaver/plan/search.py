@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.plan.tables import MODES, Flags, Floats, Tables
+from tf_memsaver.plan.crossing import Flags
+from tf_memsaver.plan.facts import Floats, Ints
+from tf_memsaver.plan.tables import MODES, Tables
 from tf_memsaver.plan.types import Segment
-
-Ints = npt.NDArray[np.int64]
 
 INFINITE = float("inf")
 
@@ -99,6 +99,13 @@ class _Shelf:
             own[begin:end] = added
         self.offsets.append(end)
 
+    def joined(self, segments: npt.NDArray[np.intp], nodes: Ints) -> tuple[Ints, Ints]:
+        """Return, for each segment and each label at the node where it starts, the segment and the label's row."""
+        offsets = np.array(self.offsets)
+        first, counts = offsets[nodes], offsets[nodes + 1] - offsets[nodes]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(segments, counts), np.repeat(first, counts) + within
+
 
 def _empty(count: int, slots: int) -> _Labels:
     floats, ints = np.zeros((4, count)), np.zeros((3, count), dtype=np.int64)
@@ -128,7 +135,7 @@ class Search:
         self._tables, self._limit = tables, min(limit, np.finfo(np.float64).max)
         self._front, self._seconds_limit, self._rounds_down = front, seconds_limit, rounds_down
         self.next_limit = INFINITE
-        slots = tables.crossing_bytes.shape[1]
+        slots = tables.crossing.nbytes.shape[1]
         self._shelf = _Shelf(slots, tables.least_peak)
         # Patterns of flags as numbers: exact up to 62 slots; beyond, sums modulo 2⁶⁴ that hardly ever meet.
         factor = 2 if slots <= 62 else 0x9E3779B97F4A7C15
@@ -136,12 +143,13 @@ class Search:
         self._set_windows()
 
     def _set_windows(self) -> None:
-        """Find, for each stop, the first start from which a segment alone is within the limit, by mode."""
-        tables = self._tables
-        considered = tables.considered & (tables.replay_seconds <= self._seconds_limit)
-        self._near = considered & (tables.working_bytes <= self._limit)
-        self._first = np.where(self._near.any(axis=1), self._near.argmax(axis=1), len(tables.positions))
-        self._rejected = np.where(considered & ~self._near, tables.working_bytes, INFINITE).min(axis=(0, 1))
+        """Find which segments alone are within the limits, and what the least of the others needs, by stop."""
+        considered = self._tables.considered
+        in_time = considered.replay_seconds <= self._seconds_limit
+        self._near = in_time & (considered.working_bytes <= self._limit)
+        self._rejected = np.full(len(self._tables.positions), INFINITE)
+        others = in_time & ~self._near
+        np.minimum.at(self._rejected, considered.column[others], considered.working_bytes[others])
 
     def run(self) -> Proposal | None:
         """Return the proposal of least replay time (with ``front`` 1: of least kept bytes), or None."""
@@ -159,31 +167,27 @@ class Search:
     def _extend(self, column: int) -> _Labels:
         """Return all extensions within the limits, by one segment that ends at cut ``column + 1``."""
         tables, rows = self._tables, self._shelf.rows
-        offsets, end = self._shelf.offsets, self._shelf.offsets[-1]
-        starts = [offsets[min(int(first), column + 1)] for first in self._first[:, column]]
+        considered, crossing = tables.considered, tables.crossing
         self._reject(self._rejected[column : column + 1])
-        parents = [
-            start + np.flatnonzero(self._near[mode, rows.node[start:end], column]) for mode, start in enumerate(starts)
-        ]
-        parent = np.concatenate(parents)
-        mode = np.zeros(len(parent), dtype=np.int64)
-        mode[len(parents[0]) :] = 1
-        node = rows.node[parent]
+        begin, end = considered.offsets[column : column + 2]
+        near = begin + np.flatnonzero(self._near[begin:end])
+        segment, parent = self._shelf.joined(near, considered.row[near])
+        mode, node = considered.mode[segment], considered.row[segment]
         flags = rows.flags[parent]
-        entering = tables.entering[mode, node, column]
+        entering = crossing.entering(mode, node, column + 1)
         new = np.where(flags, 0.0, entering).sum(axis=1)
         kept = rows.kept[parent]
         # A store segment reads what is kept already in place, a replay reads a copy of it. Exact for a store segment of
         # which all or none of the entering values are kept already, else the larger of two bounds from below.
         already = np.where(mode == 0, entering.sum(axis=1) - new, 0.0)
-        peak = np.maximum(rows.peak[parent], kept - already + tables.working_bytes[mode, node, column])
-        peak = np.maximum(peak, kept + tables.settled_bytes[mode, node, column])
+        peak = np.maximum(rows.peak[parent], kept - already + considered.working_bytes[segment])
+        peak = np.maximum(peak, kept + considered.settled_bytes[segment])
         for (its_mode, start, its_flags), own in tables.learnt.get(column, {}).items():
             known = (mode == its_mode) & (node == start)
             if known.any():
                 known &= (flags == np.frombuffer(its_flags, dtype=np.bool_)).all(axis=1)
                 peak[known] = np.maximum(rows.peak[parent[known]], kept[known] + own)
-        seconds = rows.seconds[parent] + tables.replay_seconds[mode, node, column]
+        seconds = rows.seconds[parent] + considered.replay_seconds[segment]
         fits = peak <= self._limit
         if self._seconds_limit < INFINITE:
             in_time = seconds <= self._seconds_limit
@@ -191,11 +195,12 @@ class Search:
             fits &= in_time
         else:
             self._reject(peak[~fits])
-        kept = kept + new + tables.stored_bytes[mode, node, column]
-        owner = tables.owner[column + 1]
-        same = tables.owner[node] == owner
-        flags = np.where(same, flags | (entering > 0), tables.kept_by_store[mode, node, column]) & (owner >= 0)
-        idle = kept - np.where(flags, tables.crossing_bytes[column + 1], 0.0).sum(axis=1)
+        kept = kept + new + considered.stored_bytes[segment]
+        owner = crossing.owner[column + 1]
+        same = crossing.owner[node] == owner
+        by_store = crossing.kept_by_store(node, column + 1) & (mode == 0)[:, None]
+        flags = np.where(same, flags | (entering > 0), by_store) & (owner >= 0)
+        idle = kept - np.where(flags, crossing.nbytes[column + 1], 0.0).sum(axis=1)
         labels = _Labels(kept, seconds, peak, flags, np.full(len(parent), column + 1), parent, mode, idle)
         return labels if fits.all() else labels.take(fits)
 
@@ -204,7 +209,7 @@ class Search:
         if len(labels.kept) < 2:
             return labels
         # What a label keeps at worst when all that crosses here comes to be needed.
-        worst = labels.idle + float(self._tables.crossing_bytes[node].sum())
+        worst = labels.idle + float(self._tables.crossing.nbytes[node].sum())
         if self._front == 1:
             labels = labels.take(labels.kept <= worst.min())
             if len(labels.kept) == 1:

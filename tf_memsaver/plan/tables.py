@@ -1,13 +1,13 @@
-"""What a segment costs, for all pairs of candidate cuts at once: the tables that the planners search.
+"""What a segment costs, for the pairs of candidate cuts that are considered: the tables that the planners search.
 
 The letters of the design (section 3). Units stand at 1..N, a segment (i, j] holds the units i+1..j, and the cuts lie at
 positions 0 = P₀ < P₁ < … < P_K = N. Tables have one entry for each mode, start i and stop j:
 
 * ``replay_seconds`` t(i,j): forward ops u in (i,j] with d(u) ≤ j, where d(u) is the first position whose backward needs
   what u makes. The last convolution of a segment has d(u) > j and is not replayed.
-* ``entering`` b(i,j,·): the values made at or before i that the backward of (i,j] needs, by *slot*. Crossing values get
-  slots like registers, so that no two values that cross the same cut share one. They are kept from the forward pass on
-  until the first segment (in forward order) that needs them has run backward; a segment's replay holds copies.
+* ``entering`` b(i,j,·): the values made at or before i that the backward of (i,j] needs, by *slot* (``crossing``). They
+  are kept from the forward pass on until the first segment (in forward order) that needs them has run backward; a
+  segment's replay holds copies.
 * ``stored_bytes``: the segment's own values that its backward reads, kept when the segment is stored.
 * ``working_bytes`` W(i,j): the most that is live while (i,j] is replayed and runs backward, less what is kept for the
   segments before it. With A(i,q) the values, made in the segment or entering it, that the backward of (i,q] reads, and
@@ -18,19 +18,25 @@ positions 0 = P₀ < P₁ < … < P_K = N. Tables have one entry for each mode, 
 The peak under a plan is then the largest a_i + W(i,j) over its segments, where a_i sums what the segments before i
 keep. Left out are forward scratch in a replay, what the forward pass needs beyond ``least_peak``, and what happens
 where only some of the values that enter a store segment are kept already: so W is a bound from below, and ``learn``
-puts what the simulator saw in its place. On captured networks the bound is nearly always exact. O(E + K·N + K²·slots).
+puts what the simulator saw in its place. On captured networks the bound is nearly always exact.
+
+Between K cuts lie K² segments. All of them are looked at while K is small; else short ones and those between some cuts
+only, so that tables grow with K·(slots + reach).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.plan.facts import NEVER, Buffer, Facts, unit_peaks
+from tf_memsaver.plan.costs import Costs, Grid
+from tf_memsaver.plan.crossing import crossing
+from tf_memsaver.plan.facts import Facts, Floats, Ints
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.simulate import Measured
 from tf_memsaver.plan.types import Segment, SegmentMode
@@ -38,134 +44,100 @@ from tf_memsaver.plan.types import Segment, SegmentMode
 if TYPE_CHECKING:
     from tf_memsaver.plan.search import Proposal
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
 MODES = (SegmentMode.STORE, SegmentMode.RECOMPUTE)
-"""The order of the modes along the first axis of every table."""
+"""The order of the modes along the first axis of every table, and their numbers."""
+
+BLOCK = 256
+"""Starts from which the costs of short segments are worked out at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """The segments that a search considers, in order of their stops, modes and starts, and their costs.
+
+    ``row`` is the index of the start. The segments that end at one stop are ``offsets[column]`` to
+    ``offsets[column + 1]``, where the column is one below the index of the stop.
+    """
+
+    mode: Ints
+    row: Ints
+    column: Ints
+    offsets: Ints
+    replay_seconds: Floats
+    stored_bytes: Floats
+    working_bytes: Floats
+    settled_bytes: Floats
 
 
 class Tables:
-    """The tables of one problem. ``positions`` are 0, the candidate cuts and N."""
+    """The tables of one problem. ``positions`` are 0, the candidate cuts and N.
+
+    Considered are the store segments between neighbouring positions (others are the same as several of these) and all
+    recompute segments; tables made from these consider fewer. The costs are worked out when they are first asked for.
+    """
 
     def __init__(self, problem: Problem, positions: Sequence[int]) -> None:
-        self.positions = tuple(positions)
-        self.unit_count = len(problem.graph.units)
         facts = Facts(problem.graph, problem.simulator)
-        self._starts = np.array(self.positions[:-1])
-        self._stops = np.array(self.positions[1:])
+        self.positions = tuple(positions)
+        self.crossing = crossing(facts, positions, len(problem.graph.units))
+        self.costs = Costs(problem, facts, self.crossing)
         self.least_peak = float(facts.forward_peak)
         self._end_bytes = float(facts.loss_peak), float(facts.settled_loss_peak)
+        self._indices = np.arange(len(positions))
+        self._raised: dict[tuple[int, int], float] = {}
+        self._begin(reach=len(positions), among=())
+
+    def _begin(self, reach: int, among: Sequence[int] | Ints) -> None:
+        """Consider segments of so many cuts and those between some; nothing is learnt of paths through them."""
+        self._reach, self._among = reach, np.array(among, dtype=np.int64)
+        self._raised = dict(self._raised)
         self.learnt: dict[int, dict[tuple[int, int, bytes], float]] = {}
         self._learnt_ends: dict[bytes, float] = {}
-        nothing = np.zeros((len(self._starts), len(self._stops)))
-        self.replay_seconds: Floats = np.stack([nothing, self._replay_seconds(facts)])
-        self.stored_bytes: Floats = np.stack([self._stored_bytes(facts), nothing])
-        self._slots(facts)
-        arriving = np.array(facts.arriving, dtype=np.float64)
-        backward, settled = self._backward_bytes(facts, inside=False), self._backward_bytes(facts, inside=True)
-        replay = np.where(np.isfinite(backward), self.entering[1].sum(axis=2) + arriving[self._stops], 0.0)
-        working = np.maximum(np.stack([backward, np.maximum(backward, replay)]), 0.0) + facts.resident_bytes
-        self.working_bytes: Floats = np.where(self._allowed(problem), working, NEVER)
-        self.settled_bytes: Floats = np.stack([np.maximum(settled, 0.0) + facts.resident_bytes, nothing])
-        # Store segments one after the other are the same as one, so that those between neighbouring cuts are enough.
-        adjacent = np.eye(len(self._starts), dtype=np.bool_)
-        self.considered: Flags = np.stack([adjacent, np.triu(np.ones_like(adjacent))])
         self._index = {position: index for index, position in enumerate(self.positions)}
+        self._considered: Considered | None = None
 
-    def _allowed(self, problem: Problem) -> Flags:
-        """Return which segments, by mode, hold no unit that must be of the other mode."""
-        allowed = []
-        for other in (problem.forced, problem.pinned):
-            count = np.concatenate([[0], np.cumsum(other)])
-            allowed.append(count[self._stops][None, :] == count[self._starts][:, None])
-        return np.stack(allowed) & (self._starts[:, None] < self._stops[None, :])
+    @property
+    def considered(self) -> Considered:
+        """The segments to search."""
+        if self._considered is None:
+            self._considered = self._consider()
+        return self._considered
 
-    def replay_seconds_of(self, segments: Sequence[Segment]) -> float:
-        """Return what segments of one level between the positions replay, in seconds."""
-        return sum(
-            float(self.replay_seconds[1, self._index[segment.start], self._index[segment.stop] - 1])
-            for segment in segments
-            if segment.mode is SegmentMode.RECOMPUTE
-        )
+    def _consider(self) -> Considered:
+        """Work out the costs of all segments to consider."""
+        count, reach = len(self.positions), self._reach
+        size = BLOCK if reach < count else count
+        parts = []
+        for begin in range(0, count - 1, size):
+            rows = np.arange(begin, min(begin + size, count - 1))
+            parts.append(self._part(rows, np.arange(begin + 1, min(begin + size + reach, count)), 1, reach))
+        if len(self._among):
+            parts.append(self._part(self._among[:-1], self._among[1:], reach + 1, count))
+        mode, row, column, *costs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((row, mode, column))
+        column = column[order]
+        offsets = np.searchsorted(column, np.arange(count))
+        return Considered(mode[order], row[order], column, offsets, *(cost[order] for cost in costs))
 
-    # One table a method -------------------------------------------------------------------------------------------
+    def _part(self, rows: Ints, stops: Ints, least: int, most: int) -> list[npt.NDArray[Any]]:
+        """Return the segments between some positions that span ``least`` to ``most`` cuts, and their costs."""
+        grid = self.grid(rows, stops)
+        spans = stops[None, :] - rows[:, None]
+        # Store segments one after the other are the same as one.
+        wanted = np.stack([(spans == 1) & (least == 1), (least <= spans) & (spans <= most)])
+        mode, row, column = np.nonzero(wanted & np.isfinite(grid.working_bytes))
+        costs = (grid.replay_seconds, grid.stored_bytes, grid.working_bytes, grid.settled_bytes)
+        return [mode, rows[row], stops[column] - 1, *(cost[mode, row, column] for cost in costs)]
 
-    def _replay_seconds(self, facts: Facts) -> Floats:
-        starts, stops = self._starts, self._stops
-        table = np.zeros((len(starts), len(stops)))
-        for at, need, seconds in facts.replays:
-            if seconds and need <= self.unit_count:
-                # Counts for every start before its unit and every stop at or after its need.
-                row = int(np.searchsorted(starts, at)) - 1
-                table[row, int(np.searchsorted(stops, need))] += seconds
-        return _sums_from_below(np.cumsum(table, axis=1))
-
-    def _stored_bytes(self, facts: Facts) -> Floats:
-        starts, stops = self._starts, self._stops
-        table = np.zeros((len(starts), len(stops)))
-        for buffer in facts.buffers.values():
-            if buffer.readers:
-                row = int(np.searchsorted(starts, buffer.made)) - 1
-                table[row, int(np.searchsorted(stops, buffer.readers[0]))] += buffer.nbytes
-        return _sums_from_below(np.cumsum(table, axis=1))
-
-    def _slots(self, facts: Facts) -> None:
-        """Give crossing values slots, and tabulate which segment needs the value in which slot."""
-        starts, stops = self._starts, self._stops
-        crossing: list[tuple[int, int, Buffer]] = []
-        for buffer in facts.buffers.values():
-            furthest = max([buffer.furthest, *buffer.readers])
-            first, behind = np.searchsorted(self.positions, [buffer.made, furthest]).tolist()
-            if first < behind and buffer.nbytes:
-                crossing.append((first, behind, buffer))
-        crossing.sort(key=lambda item: item[:2])
-        free_at: list[int] = []
-        slots: list[int] = []
-        for first, behind, _ in crossing:
-            slot = next((s for s, free in enumerate(free_at) if free <= first), len(free_at))
-            free_at[slot : slot + 1] = [behind]
-            slots.append(slot)
-        shape = (len(MODES), len(starts), len(stops), max(len(free_at), 1))
-        self.entering: Floats = np.zeros(shape)
-        self.kept_by_store: Flags = np.zeros(shape, dtype=np.bool_)
-        self.owner = np.full((len(starts) + 1, shape[3]), -1)
-        self.crossing_bytes: Floats = np.zeros((len(starts) + 1, shape[3]))
-        for number, ((first, behind, buffer), slot) in enumerate(zip(crossing, slots, strict=True)):
-            self.owner[first:behind, slot] = number
-            self.crossing_bytes[first:behind, slot] = buffer.nbytes
-            for row in range(first, min(behind, len(starts))):
-                start = int(starts[row])
-                for mode, need in enumerate((buffer.read_by(start), buffer.needed_by(start))):
-                    if need <= self.unit_count:
-                        self.entering[mode, row, int(np.searchsorted(stops, need)) :, slot] = buffer.nbytes
-            if buffer.readers:
-                made_in = int(np.searchsorted(starts, buffer.made))
-                column = int(np.searchsorted(stops, buffer.readers[0]))
-                # Stop index c is cut index c + 1; the value must cross that cut to have a slot there.
-                self.kept_by_store[0, :made_in, max(column, first - 1) : behind - 1, slot] = True
-
-    def _backward_bytes(self, facts: Facts, inside: bool) -> Floats:
-        """Return the most that is live while (i, j] runs backward, of its own; ``inside``: without what enters it."""
-        starts, units = self._starts, self.unit_count
-        read = np.zeros((len(starts) + 1, units + 2))
-        for buffer in facts.buffers.values():
-            before = 0
-            for reader in buffer.readers:
-                behind = buffer.made if inside else reader
-                first, last = np.searchsorted(starts, [before, min(reader, behind)]).tolist()
-                if first < last:
-                    read[first, reader] += buffer.nbytes
-                    read[last, reader] -= buffer.nbytes
-                before = reader
-        read = np.cumsum(np.cumsum(read, axis=0), axis=1)[:-1, : units + 1]
-        peaks = np.full(read.shape, -NEVER)
-        for unit, ops in facts.backward_ops.items():
-            if unit <= units:
-                for first, last, top in unit_peaks(facts, unit, ops, starts, inside):
-                    peaks[first:last, unit] = read[first:last, unit] + top
-        peaks[np.arange(units + 1)[None, :] <= starts[:, None]] = -NEVER
-        return np.asarray(np.maximum.accumulate(peaks, axis=1)[:, self._stops])
+    def grid(self, rows: Ints, stops: Ints) -> Grid:
+        """Return the costs of all segments between some positions (indices), with what was learnt of replays."""
+        grid = self.costs.grid(self._indices[rows], self._indices[stops])
+        row_of, column_of = ({int(at): place for place, at in enumerate(where)} for where in (rows, stops))
+        for (start, stop), nbytes in self._raised.items():
+            row, column = row_of.get(self._index.get(start, -1)), column_of.get(self._index.get(stop, -1))
+            if row is not None and column is not None:
+                grid.working_bytes[1, row, column] = max(grid.working_bytes[1, row, column], nbytes)
+        return grid
 
     # What the simulator saw ---------------------------------------------------------------------------------------
 
@@ -185,12 +157,21 @@ class Tables:
             self.learnt[column][key] = own
             if segment.mode is SegmentMode.RECOMPUTE:
                 # A replay reads copies, so that what it needs does not depend on the flags.
-                cell = mode, row, column
-                self.working_bytes[cell] = max(self.working_bytes[cell], backward - state.kept)
+                self._raise(segment, backward - state.kept)
         end = proposal.states[-1]
         news |= self._learnt_ends.get(end.flags) != measured.other_peak - end.kept
         self._learnt_ends[end.flags] = measured.other_peak - end.kept
         return news
+
+    def _raise(self, segment: Segment, nbytes: float) -> None:
+        """Note that a recompute segment works with so many bytes at least."""
+        span = segment.start, segment.stop
+        self._raised[span] = max(self._raised.get(span, nbytes), nbytes)
+        considered, row, column = self.considered, self._index[segment.start], self._index[segment.stop] - 1
+        its = slice(*considered.offsets[column : column + 2])
+        chosen = np.flatnonzero((considered.mode[its] == 1) & (considered.row[its] == row))
+        working = considered.working_bytes[its]
+        working[chosen] = np.maximum(working[chosen], nbytes)
 
     def end_peak(self, flags: bytes, kept: float, idle: float) -> float:
         """Return the peak at the loss, where ``kept`` bytes are kept, ``idle`` of them of values that it does not read.
@@ -207,42 +188,24 @@ class Tables:
         """What the loss needs at least, with all that it reads kept already."""
         return max(self.least_peak, self._end_bytes[1])
 
+    # Fewer segments -----------------------------------------------------------------------------------------------
+
     def restricted(self, chosen: Sequence[int]) -> Tables:
-        """Return a copy with only the ``chosen`` positions (indices; the first and the last among them)."""
+        """Return tables with only the ``chosen`` positions (indices; the first and the last among them)."""
         tables = copy.copy(self)
-        rows, columns = np.array(chosen[:-1]), np.array(chosen[1:]) - 1
         tables.positions = tuple(self.positions[index] for index in chosen)
-        tables._index = {position: index for index, position in enumerate(tables.positions)}
-        tables._starts, tables._stops = self._starts[rows], self._stops[columns]
-        modes = np.arange(len(MODES))
-        grid = np.ix_(modes, rows, columns)
-        tables.replay_seconds, tables.stored_bytes = self.replay_seconds[grid], self.stored_bytes[grid]
-        tables.working_bytes, tables.settled_bytes = self.working_bytes[grid], self.settled_bytes[grid]
-        tables.considered = self.considered[grid]
-        tables.considered[0] = np.eye(len(rows), dtype=np.bool_)
-        tables.learnt, tables._learnt_ends = {}, {}
-        tables.entering, tables.kept_by_store = self.entering[grid], self.kept_by_store[grid]
-        tables.owner, tables.crossing_bytes = self.owner[list(chosen)], self.crossing_bytes[list(chosen)]
+        tables.crossing, tables._indices = self.crossing.at(chosen), self._indices[np.array(chosen)]
+        tables._begin(reach=len(chosen), among=())
         return tables
 
     def copy(self) -> Tables:
-        """Return a copy that learns on its own."""
+        """Return tables that learn on their own."""
         tables = copy.copy(self)
-        tables.working_bytes = self.working_bytes.copy()
-        tables.learnt, tables._learnt_ends = {}, {}
+        tables._begin(self._reach, self._among)
         return tables
 
     def narrowed(self, chosen: Sequence[int], reach: int) -> Tables:
-        """Return a copy that considers only recompute segments between ``chosen`` positions or of ``reach`` cuts."""
-        tables = self.copy()
-        index = np.arange(len(self._starts))
-        near = index[None, :] - index[:, None] < reach
-        among = np.isin(index, chosen)[:, None] & np.isin(index + 1, chosen)[None, :]
-        tables.considered = self.considered.copy()
-        tables.considered[1] &= near | among
+        """Return tables that consider only recompute segments between ``chosen`` positions or of ``reach`` cuts."""
+        tables = copy.copy(self)
+        tables._begin(reach, chosen)
         return tables
-
-
-def _sums_from_below(table: Floats) -> Floats:
-    """Return, for each row, the sum of it and of all rows below it."""
-    return np.asarray(np.cumsum(table[::-1], axis=0)[::-1], dtype=np.float64)
