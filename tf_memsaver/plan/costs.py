@@ -129,7 +129,7 @@ def _add_to_rows(table: Floats, starts: Ints, low: Floats, high: Floats, column:
 
 
 def _dominated(entries: Floats, starts: Ints, stops: Ints) -> Floats:
-    """Return, for each start i and stop j, the summed amounts of the entries (at, need, amount) with i < at, need ≤ j."""
+    """Return, for each start i and stop j, the sum of amounts of entries (at, need, amount) with i < at, need ≤ j."""
     at, need, amount = entries
     row, column = np.searchsorted(starts, at) - 1, np.searchsorted(stops, need)
     inside = (row >= 0) & (column < len(stops))

@@ -88,7 +88,7 @@ def crossing(facts: Facts, positions: Sequence[int], unit_count: int) -> Crossin
 
 
 def _slots(spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the lowest free slot for each span (first, behind), in order of ``first``, and how many slots there are."""
+    """Return the lowest free slot for each span (first, behind), in order of ``first``, and the number of slots."""
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     slots: list[int] = []

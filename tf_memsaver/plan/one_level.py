@@ -7,7 +7,9 @@ captured networks that is the first round or the second.
 
 from __future__ import annotations
 
+import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +25,9 @@ from tf_memsaver.plan.types import Segment, SegmentMode
 
 THIN_CUTS = 128
 """A graph of more candidate cuts is *large*: there, searches narrow what they look at. The design's K (section 3)."""
+
+DENSE_CUTS = 512
+"""Of more candidate cuts, the search for the least peak looks at all segments between about so many only."""
 
 MOST_ROUNDS = 100
 """Simulations before a search settles for the best plan that it has simulated so far."""
@@ -103,17 +108,21 @@ class OneLevel:
     @cached_property
     def smallest(self) -> Found:
         """The plan of least simulated peak; of those, the quickest that was found."""
-        known = None
+        known, tables = None, self._full
         if self._is_large:
             known = least_peak(self._full.restricted(self._thinned(())))
+        if len(tables.positions) > DENSE_CUTS:
+            for wanted in (self._thinned, self._close_to):
+                tables = self._full.restricted(wanted(known.segments if known else (), DENSE_CUTS))
+                known = least_peak(tables, known, 1 / PEAK_STEPS)
         best = self.plain
         for _ in range(self._rounds):
-            proposal = least_peak(self._full, known, 1 / PEAK_STEPS if self._is_large else 0.0)
+            proposal = least_peak(tables, known, 1 / PEAK_STEPS if self._is_large else 0.0)
             if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
                 break
             found = self._simulated(proposal.segments)
             best = found if best is None or found.rank < best.rank else best
-            if found.peak_bytes <= proposal.peak_bytes or not self._full.learn(proposal, found.measured):
+            if found.peak_bytes <= proposal.peak_bytes or not tables.learn(proposal, found.measured):
                 break
             known = None
         if best is None:
@@ -260,19 +269,27 @@ class OneLevel:
         """Return tables of about ``THIN_CUTS`` positions, or of all where there are no more (see ``_thinned``)."""
         return self._full.restricted(self._thinned(around))
 
-    def _thinned(self, around: Sequence[Segment]) -> list[int]:
-        """Return the indices of about ``THIN_CUTS`` positions, or of all where there are no more.
+    def _close_to(self, around: Sequence[Segment], most: int) -> list[int]:
+        """Return the indices of about ``most`` positions close to where segments end."""
+        ends = [0, *(bisect_left(self._full.positions, segment.stop) for segment in around)]
+        reach = max(1, most // (2 * len(ends)))
+        last = len(self._full.positions) - 1
+        near = (range(max(0, end - reach), min(last, end + reach) + 1) for end in ends)
+        return sorted({0, last, *itertools.chain(*near)})
+
+    def _thinned(self, around: Sequence[Segment], most: int = THIN_CUTS) -> list[int]:
+        """Return the indices of about ``most`` positions, or of all where there are no more.
 
         Of each of equal shares of the activations that the backward pass reads, the position that the fewest bytes
         cross; and those where segments ``around`` end.
         """
         positions = self._full.positions
         count = len(positions) - 1
-        if len(positions) <= THIN_CUTS:
+        if len(positions) <= most:
             return list(range(count + 1))
         grid = self._full.grid(np.arange(1), np.arange(1, count + 1))
         stored = grid.stored_bytes[0, 0] + 1e-9 * np.arange(count)
-        share = np.concatenate([[0.0], stored]) / stored[-1] * (THIN_CUTS - 2)
+        share = np.concatenate([[0.0], stored]) / stored[-1] * (most - 2)
         crossing = self._full.crossing.nbytes.sum(axis=1)
         chosen: dict[int, int] = {}
         for index in range(1, count):
