@@ -38,8 +38,8 @@ THIN_ROUNDS = 12
 FRONT = 256
 """Pareto-optimal labels kept at a cut, for each pattern of values kept already; exact while fewer are needed."""
 
-LARGE_FRONT = 64
-"""The same in large graphs."""
+LARGE_FRONT = 128
+"""The same in large graphs, where labels differ in more bytes."""
 
 NEAR_FRONT = 16
 """The same for plans that are only candidates beside others."""
@@ -47,7 +47,7 @@ NEAR_FRONT = 16
 ROUNDING = 1e-9
 """More than the share by which sums of times in different orders differ."""
 
-REACH = 8
+REACH = 16
 """In large graphs, the cuts that a segment from any cut to any other may span when time counts."""
 
 PEAK_STEPS = 1000

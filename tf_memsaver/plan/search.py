@@ -21,6 +21,15 @@ from tf_memsaver.plan.types import Segment
 
 INFINITE = float("inf")
 
+MOST_FLAGS = 1 << 28
+"""Flags that one search looks at, labels by segments by slots: bounds the labels of a cut. Exact while fewer do.
+
+Where many values cross a cut, as in a deep U-Net, each may be kept or not, and patterns of flags double with each.
+"""
+
+LEAST_LABELS = 64
+"""Labels that a cut may have at any rate."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -136,6 +145,7 @@ class Search:
         self._front, self._seconds_limit, self._rounds_down = front, seconds_limit, rounds_down
         self.next_limit = INFINITE
         slots = tables.crossing.nbytes.shape[1]
+        self._most = max(front, LEAST_LABELS, MOST_FLAGS // (slots * len(tables.considered.row)))
         self._shelf = _Shelf(slots, tables.least_peak)
         # Patterns of flags as numbers: exact up to 62 slots; beyond, sums modulo 2⁶⁴ that hardly ever meet.
         factor = 2 if slots <= 62 else 0x9E3779B97F4A7C15
@@ -217,7 +227,7 @@ class Search:
             pattern = labels.flags @ self._weights
             order = np.lexsort((labels.seconds, labels.kept, pattern))
             first = np.append(True, pattern[order][1:] != pattern[order][:-1])
-            return labels.take(order[first])
+            return self._fewer(labels.take(order[first]), node)
         order = np.lexsort((labels.seconds, worst))
         least = np.minimum.accumulate(labels.seconds[order])
         place = np.searchsorted(worst[order], labels.kept, side="left") - 1
@@ -225,7 +235,25 @@ class Search:
         pattern = labels.flags @ self._weights
         order = np.lexsort((labels.peak, labels.seconds, labels.kept, pattern))
         borders = np.flatnonzero(pattern[order][1:] != pattern[order][:-1]) + 1
-        return labels.take(np.concatenate([self._staircase(labels, rows) for rows in np.split(order, borders)]))
+        rows = np.concatenate([self._staircase(labels, rows) for rows in np.split(order, borders)])
+        return self._fewer(labels.take(rows), node)
+
+    def _fewer(self, labels: _Labels, node: int) -> _Labels:
+        """Return as many labels as there may be: in each of ``front`` equal ranges of time, those that keep least.
+
+        What crosses here and is not kept yet counts half: it may come to be needed.
+        """
+        if len(labels.kept) <= self._most:
+            return labels
+        half = labels.kept + labels.idle + float(self._tables.crossing.nbytes[node].sum())
+        place = np.zeros(len(half), dtype=np.int64)
+        width = np.ptp(labels.seconds) if self._front > 1 else 0.0
+        if width:
+            place = ((labels.seconds - labels.seconds.min()) * ((self._front - 1) / width)).astype(np.int64)
+        order = np.lexsort((half, place))
+        ranges = np.searchsorted(place[order], np.arange(self._front))
+        within = np.arange(len(order)) - ranges[place[order]]
+        return labels.take(np.sort(order[within < self._most // self._front]))
 
     def _staircase(self, labels: _Labels, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Return the Pareto-optimal rows of one pattern, given in order of kept bytes; at most about ``front``.
