@@ -44,7 +44,7 @@ class Buffer:
         """Return the least j for which a recompute segment (i, j] needs the value from outside or for backward."""
         at, needs = np.array(sorted(self.demands)).reshape(-1, 2).T
         least = np.append(np.minimum.accumulate(needs[::-1])[::-1], NEVER)
-        return np.minimum(least[np.searchsorted(at, starts, side="right")], self.read_by(starts))
+        return np.asarray(np.minimum(least[np.searchsorted(at, starts, side="right")], self.read_by(starts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,11 @@ class OneLevel:
                 known = least_peak(tables, known, 1 / PEAK_STEPS)
         best = self.plain
         for _ in range(self._rounds):
-            proposal = least_peak(tables, known, 1 / PEAK_STEPS if self._is_large else 0.0)
+            if self._is_large:
+                most = INFINITE if best is None else best.peak_bytes
+                proposal = least_peak(tables, known, 1 / PEAK_STEPS, most)
+            else:
+                proposal = least_peak(tables, known)
             if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
                 break
             found = self._simulated(proposal.segments)

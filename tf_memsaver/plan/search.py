@@ -310,14 +310,17 @@ class Search:
         return State(kept=float(self._shelf.rows.kept[row]), flags=self._shelf.rows.flags[row].tobytes())
 
 
-def least_peak(tables: Tables, known: Proposal | None = None, tolerance: float = 0.0) -> Proposal | None:
+def least_peak(
+    tables: Tables, known: Proposal | None = None, tolerance: float = 0.0, most: float = INFINITE
+) -> Proposal | None:
     """Return the proposal of least predicted peak, or one within ``tolerance`` (a share) of it; None if there is none.
 
-    ``known`` is a proposal for tables of which these are an extension; the search starts a little below it.
+    Above ``most`` bytes none is looked for. ``known`` is a proposal for tables of which these are an extension; the
+    search starts a little below it.
     Bisection, where a success lowers the upper end to the peak found and a failure raises the lower end to the least
     peak that was rejected: both ends are peaks of labels, so they meet exactly.
     """
-    best, low, high = known, tables.least_peak, INFINITE if known is None else known.peak_bytes
+    best, low, high = known, tables.least_peak, most if known is None else known.peak_bytes
     step, failed = high / 128, known is None
     trial = high if known is None else max(high - step, low)
     while low < high:
