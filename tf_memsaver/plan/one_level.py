@@ -7,20 +7,18 @@ captured networks that is the first round or the second.
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
+from tf_memsaver.plan.least_peak import least_peak
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.repeats import Repeat, repeats, tilings
-from tf_memsaver.plan.search import INFINITE, Proposal, Search, least_peak
+from tf_memsaver.plan.search import INFINITE, Proposal, Search
 from tf_memsaver.plan.simulate import Measured
 from tf_memsaver.plan.tables import Tables
+from tf_memsaver.plan.thinning import close_to, thinned
 from tf_memsaver.plan.types import Segment, SegmentMode
 
 THIN_CUTS = 128
@@ -115,15 +113,17 @@ class OneLevel:
             for wanted in (self._thinned, self._close_to):
                 tables = self._full.restricted(wanted(known.segments if known else (), DENSE_CUTS))
                 known = least_peak(tables, known, 1 / PEAK_STEPS)
-        best = self.plain
+        best, least = self.plain, 0.0
         for _ in range(self._rounds):
             if self._is_large:
                 most = INFINITE if best is None else best.peak_bytes
-                proposal = least_peak(tables, known, 1 / PEAK_STEPS, most)
+                proposal = least_peak(tables, known, 1 / PEAK_STEPS, least=least, most=most)
             else:
                 proposal = least_peak(tables, known)
             if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
                 break
+            # What is learnt only adds to what tables say, so that no later proposal is of less.
+            least = proposal.peak_bytes * (1 - 1 / PEAK_STEPS)
             found = self._simulated(proposal.segments)
             best = found if best is None or found.rank < best.rank else best
             if found.peak_bytes <= proposal.peak_bytes or not tables.learn(proposal, found.measured):
@@ -269,40 +269,15 @@ class OneLevel:
         """Return tables of all candidate cuts that learn on their own."""
         return self._full.copy()
 
+    def _thinned(self, around: Sequence[Segment], most: int = THIN_CUTS) -> list[int]:
+        return thinned(self._full, {segment.stop for segment in tidied(around)} | set(borders(self._problem)), most)
+
+    def _close_to(self, around: Sequence[Segment], most: int) -> list[int]:
+        return close_to(self._full, [0, *(segment.stop for segment in around)], most)
+
     def thinned_tables(self, around: Sequence[Segment]) -> Tables:
         """Return tables of about ``THIN_CUTS`` positions, or of all where there are no more (see ``_thinned``)."""
         return self._full.restricted(self._thinned(around))
-
-    def _close_to(self, around: Sequence[Segment], most: int) -> list[int]:
-        """Return the indices of about ``most`` positions close to where segments end."""
-        ends = [0, *(bisect_left(self._full.positions, segment.stop) for segment in around)]
-        reach = max(1, most // (2 * len(ends)))
-        last = len(self._full.positions) - 1
-        near = (range(max(0, end - reach), min(last, end + reach) + 1) for end in ends)
-        return sorted({0, last, *itertools.chain(*near)})
-
-    def _thinned(self, around: Sequence[Segment], most: int = THIN_CUTS) -> list[int]:
-        """Return the indices of about ``most`` positions, or of all where there are no more.
-
-        Of each of equal shares of the activations that the backward pass reads, the position that the fewest bytes
-        cross; and those where segments ``around`` end.
-        """
-        positions = self._full.positions
-        count = len(positions) - 1
-        if len(positions) <= most:
-            return list(range(count + 1))
-        grid = self._full.grid(np.arange(1), np.arange(1, count + 1))
-        stored = grid.stored_bytes[0, 0] + 1e-9 * np.arange(count)
-        share = np.concatenate([[0.0], stored]) / stored[-1] * (most - 2)
-        crossing = self._full.crossing.nbytes.sum(axis=1)
-        chosen: dict[int, int] = {}
-        for index in range(1, count):
-            current = chosen.get(int(share[index]))
-            if current is None or crossing[index] < crossing[current]:
-                chosen[int(share[index])] = index
-        wanted = {segment.stop for segment in tidied(around)} | set(borders(self._problem))
-        fixed = [index for index in range(count + 1) if positions[index] in wanted]
-        return sorted({0, count, *chosen.values(), *fixed})
 
 
 def tidied(segments: Sequence[Segment]) -> tuple[Segment, ...]:
