@@ -8,6 +8,8 @@ from typing import Any
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.plan.one_level import Found
+from tf_memsaver.plan.polish import polished
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.simulate import Simulator
 from tf_memsaver.plan.solve import curve, solve
@@ -15,7 +17,6 @@ from tf_memsaver.plan.types import Plan, Request, Segment
 from tools.checkmate_graphs import Network, network_of, step_graph
 from tools.checkmate_judge import CAPACITY, judged, largest_batch, retained_peak, working_set_bytes
 from tools.checkmate_models import MODELS
-from tools.published_climb import climbed
 
 PUBLISHED: dict[str, tuple[int | None, str]] = {
     "VGG19": (167, "289"),
@@ -97,11 +98,12 @@ def _plans(graph: Graph) -> list[Plan]:
 def _climbed(problem: Problem, network: Network, start: Plan) -> tuple[Segment, ...]:
     """Return the plan of least bytes by Checkmate's rules, of one extra forward pass at most, near a given one."""
 
-    def rank(segments: tuple[Segment, ...]) -> tuple[float, ...]:
-        one = judged(problem, network, "climb", segments)
+    def rank(found: Found) -> tuple[float, ...]:
+        one = judged(problem, network, "climb", found.segments)
         return max(one.replay_share, 1.0), one.checkmate_bytes, one.replay_share
 
-    return climbed(problem, start.segments, rank, CLIMB_STEPS)
+    begin = Found(segments=start.segments, measured=problem.simulator.measure(start.segments))
+    return polished(problem, begin, rank, CLIMB_STEPS).segments
 
 
 def _check_at(network: Network, batch: int, plan: Plan) -> None:

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.plan.facts import Floats
 from tf_memsaver.plan.one_level import FRONT, ROUNDING, candidate_positions
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.schedule import walk
 from tf_memsaver.plan.search import Search
-from tf_memsaver.plan.tables import Floats
 from tf_memsaver.plan.types import Segment
 
 MOST_CUTS = 256

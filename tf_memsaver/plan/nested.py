@@ -22,14 +22,28 @@ import numpy.typing as npt
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.plan.facts import Floats, Ints
 from tf_memsaver.plan.one_level import Found, tidied
+from tf_memsaver.plan.polish import polished
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import register_planner
 from tf_memsaver.plan.types import Segment, SegmentMode
 
-SLOTS = 192
+SLOTS = 256
 """Sizes of memory that are told apart, up to ``ABOVE`` times the transient bytes of the least peak of one level."""
 
-ABOVE = 1.1
+ABOVE = 1.5
+"""Well above 1, since the recurrence counts what enters a segment again where the simulator does not."""
+
+POLISHED = 4
+"""Plans that a local search begins with: the best ones."""
+
+MOST_STEPS = 1000
+"""Steps of a local search,"""
+
+STEPS_A_CUT = 32
+"""and at most so many for each candidate cut,"""
+
+MOST_OPS = 150_000
+"""and for so many ops simulated, each of which takes some microseconds."""
 
 
 @register_planner("nested")
@@ -50,7 +64,13 @@ def quickest_nested(problem: Problem, budget: int) -> Found:
         fits = found.peak_bytes <= budget
         return (not fits, *(order if fits else order[::-1]))
 
-    return min([problem.one_level.smallest, *problem.one_level.several_levels], key=rank)
+    smallest = problem.one_level.smallest
+    best = sorted(problem.one_level.several_levels, key=rank)[:POLISHED]
+    if smallest.peak_bytes <= budget:
+        return min([smallest, *best], key=rank)
+    steps = min(MOST_STEPS, STEPS_A_CUT * len(problem.cuts), MOST_OPS // len(problem.graph.ops))
+    better = [polished(problem, found, rank, steps, seed) for seed, found in enumerate(best)]
+    return min([smallest, *better], key=rank)
 
 
 @dataclass(frozen=True, slots=True)

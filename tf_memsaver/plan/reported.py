@@ -1,9 +1,11 @@
-"""Of plans that need about the least bytes, the one whose peak the allocator reports as least.
+"""Of plans that need about the least bytes, the quickest of those whose peak the allocator reports as about the least.
 
 The exact searches count the bytes of live tensors. What the device's allocator reports lies above that by holes between
 buffers, which no table tells and which differ by several per cent between plans of nearly the same bytes. So: propose
-plans at and a little above the least peak, each of least time and of least kept bytes, and those of Chen et al.; take
-the one that reports least. A local search on top would follow the model of the allocator into accidents of its own.
+plans at and a little above the least peak, each of least time and of least kept bytes, those of Chen et al. and, where
+time is limited but more than one level can use, some of several levels. Two
+models of the allocator say what each reports, and the higher one counts: of many plans, the one of least peak is the
+one that a single model flatters most. A local search on top would follow it into accidents of its own.
 """
 
 from __future__ import annotations
@@ -19,25 +21,32 @@ from tf_memsaver.plan.types import Segment
 LADDER = (1.0, 1.02, 1.06, 1.12, 1.2)
 """Limits to propose plans at, as multiples of the least transient bytes."""
 
-EVEN = 0.01
-"""Share of the peak by which a plan that cuts equal blocks alike, and so is traced quicker, may be above the least.
+NEAR = 0.02
+"""Share of the peak by which a quicker plan may be above the least: predictions are no better than that.
 
 Not where the least peak is wanted at any price.
 """
+
+EVEN = 0.01
+"""The same for a plan that cuts equal blocks alike, and so is traced quicker; and the share of the plain step by which
+it may take longer."""
+
+NESTED = 4
+"""Plans of several levels that are looked at: those of least bytes."""
 
 Segments = tuple[Segment, ...]
 
 
 def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
-    """Return the plan of least reported peak that was found, whose replays take at most ``seconds``.
+    """Return the quickest of the plans of about the least reported peak whose replays take at most ``seconds``.
 
-    Never above the plan of least simulated peak, the plain step, or Chen et al.'s, where these keep to ``seconds`` and
-    to the hints.
+    Of those that were found: the plan of least simulated peak, the plain step and Chen et al.'s are among them, where
+    these keep to ``seconds`` and to the hints.
 
     Raises:
       ValueError: the hints force more recomputation than that.
     """
-    judge = _Judge(problem, seconds)
+    judge = Judge(problem, seconds)
     judge.consider(tidied(problem.one_level.within(seconds).segments))
     if not any(problem.forced):
         judge.consider(problem.store_all)
@@ -45,41 +54,52 @@ def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
     judge.consider(chen_greedy(problem))
     for segments in _ladder(problem.one_level, seconds):
         judge.consider(segments)
+    for segments in _nested(problem.one_level, seconds):
+        judge.consider(segments)
     return _even(problem, judge.best, seconds)
 
 
-class _Judge:
-    """Keeps the best plan so far: least reported peak, then least time."""
+class Judge:
+    """Collects plans within a time, and says which is best."""
 
     def __init__(self, problem: Problem, seconds: float) -> None:
-        self._problem, self._seconds = problem, seconds
+        self._simulator, self._seconds = problem.simulator, seconds
+        self._near = 1.0 if seconds == INFINITE else 1.0 + NEAR
         self._seen: set[Segments] = set()
-        self._rank: tuple[float, float] = (INFINITE, INFINITE)
-        self.best: Segments = ()
+        self._found: list[tuple[float, float, Segments]] = []
 
     def consider(self, segments: Segments) -> None:
-        """Take a plan in the place of the best if it is better."""
+        """Take note of a plan, unless it takes too long or needs too much."""
         if segments in self._seen:
             return
         self._seen.add(segments)
-        simulator = self._problem.simulator
-        peak = simulator.packed_peak(segments)
-        if peak > self._rank[0]:
-            return
-        rank = peak, simulator.measure(segments).replay_seconds
-        if (rank[1] > self._seconds and self.best) or rank >= self._rank:
-            return
-        self._rank, self.best = rank, segments
+        replay_seconds = self._simulator.measure(segments).replay_seconds
+        packed = self._simulator.packed_peak(segments)
+        if replay_seconds <= self._seconds and packed <= self._most:
+            peak = max(packed, self._simulator.reported_peak(segments))
+            self._found.append((peak, replay_seconds, segments))
+
+    @property
+    def _most(self) -> float:
+        return self._near * min((peak for peak, _, _ in self._found), default=INFINITE)
+
+    @property
+    def best(self) -> Segments:
+        """The quickest of the plans near the least peak; of equal ones that of least peak."""
+        near = [found for found in self._found if found[0] <= self._most]
+        return min(near, key=lambda found: (found[1], found[0]))[2]
 
 
 def _even(problem: Problem, best: Segments, seconds: float) -> Segments:
     """Return a plan that cuts equal blocks alike, if it reports about the peak of the best one or less."""
-    even = problem.one_level.evened(best, seconds)
+    share = 0.0 if seconds == INFINITE else EVEN
+    simulator = problem.simulator
+    allowed = simulator.measure(best).replay_seconds + share * problem.plain.step_seconds
+    even = problem.one_level.evened(best, min(seconds, allowed) if share else seconds)
     if even is None:
         return best
-    reported = problem.simulator.reported_peak
-    most = reported(best) * (1.0 if seconds == INFINITE else 1 + EVEN)
-    return even.segments if reported(even.segments) <= most else best
+    most = simulator.reported_peak(best) * (1 + share)
+    return even.segments if simulator.reported_peak(even.segments) <= most else best
 
 
 def _ladder(plans: OneLevel, seconds: float) -> Iterator[Segments]:
@@ -87,3 +107,15 @@ def _ladder(plans: OneLevel, seconds: float) -> Iterator[Segments]:
     for factor in LADDER:
         for found in plans.near(factor, seconds):
             yield tidied(found)
+
+
+def _nested(plans: OneLevel, seconds: float) -> Iterator[Segments]:
+    """Yield plans of several levels that need less than one level can, where there is time for that."""
+    if plans.smallest.replay_seconds <= seconds < INFINITE:
+        below = [
+            found
+            for found in plans.several_levels
+            if found.replay_seconds <= seconds and found.peak_bytes < plans.smallest.peak_bytes
+        ]
+        for found in sorted(below, key=lambda found: found.rank)[:NESTED]:
+            yield tidied(found.segments)

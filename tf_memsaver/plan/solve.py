@@ -14,16 +14,8 @@ from tf_memsaver.errors import (
     PlanFormatError,
 )
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan import (  # noqa: F401  (they register)
-    auto,
-    baselines,
-    bounds,
-    chen,
-    curves,
-    min_peak,
-    min_time,
-    nested,
-)
+from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they register)
+from tf_memsaver.plan.bounds import least_seconds
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
@@ -105,7 +97,7 @@ def _plan(
     """Return a certified choice as a plan; ``begin`` is when planning it began (``time.perf_counter``)."""
     graph, request = problem.graph, problem.request
     replay_seconds = problem.simulator.measure(choice.segments).replay_seconds
-    bound = bounds.least_seconds(problem, choice.segments)
+    bound = least_seconds(problem, choice.segments)
     overhead = problem.overhead(replay_seconds)
     return Plan(
         segments=choice.segments,

@@ -1,7 +1,7 @@
-"""What the class of our plans holds beyond what the planners find: a random local search over segments in segments.
+"""Local search over segments within segments, under the simulator: split, join, move, store or replay, nest.
 
-It tells whether a published figure is out of reach of nested contiguous segments, or only of the planners' searches. It
-takes minutes and knows nothing of its problem, so it is no planner.
+The recurrence of ``nested`` adds up tables that count the same bytes more than once, so what it proposes can often be
+made better by small steps. Steps are drawn from a generator that begins the same way every time.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tf_memsaver.plan.one_level import candidate_positions, tidied
+from tf_memsaver.plan.one_level import Found, candidate_positions, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.types import Segment, SegmentMode
 
 Segments = tuple[Segment, ...]
-Rank = Callable[[Segments], tuple[float, ...]]
+Rank = Callable[[Found], tuple[float, ...]]
 
 MODES = (SegmentMode.STORE, SegmentMode.RECOMPUTE)
 RESTART = 2000
@@ -24,16 +24,22 @@ WORSE = 0.01
 """How often a step to a plan that ranks higher is taken."""
 
 
-def climbed(problem: Problem, start: Segments, rank: Rank, steps: int, seed: int = 0) -> Segments:
-    """Return the plan of least rank that was found in so many steps from a given one; the same one every time."""
+def polished(problem: Problem, start: Found, rank: Rank, steps: int, seed: int = 0) -> Found:
+    """Return the plan of least rank that was found in so many steps from a given one; the same one every time.
+
+    Each step is simulated, so that time grows with ``steps`` and with the number of ops. Hints are kept.
+    """
     generator = random.Random(seed)
     positions = candidate_positions(problem)
     best, best_rank = start, rank(start)
     current, current_rank = best, best_rank
     for step in range(1, steps + 1):
-        changed = current
+        segments = current.segments
         for _ in range(generator.choice((1, 1, 2, 3))):
-            changed = _changed(changed, positions, generator)
+            segments = _changed(segments, positions, generator)
+        if not _keeps_hints(problem, segments):
+            continue
+        changed = Found(segments=segments, measured=problem.simulator.measure(segments))
         changed_rank = rank(changed)
         if changed_rank <= current_rank or generator.random() < WORSE:
             current, current_rank = changed, changed_rank
@@ -42,6 +48,12 @@ def climbed(problem: Problem, start: Segments, rank: Rank, steps: int, seed: int
         if step % RESTART == 0:
             current, current_rank = best, best_rank
     return best
+
+
+def _keeps_hints(problem: Problem, segments: Sequence[Segment]) -> bool:
+    """Whether all pinned units are stored, and all forced ones replayed."""
+    flags = {SegmentMode.RECOMPUTE: problem.pinned, SegmentMode.STORE: problem.forced}
+    return not any(any(flags[segment.mode][segment.start : segment.stop]) for segment in segments)
 
 
 def _changed(segments: Sequence[Segment], positions: Sequence[int], generator: random.Random) -> Segments:
@@ -95,7 +107,7 @@ def _nested(one: Segment, _: Sequence[Segment], positions: Sequence[int], genera
         return [one], 0
     if one.children:
         return [_segment(one.start, one.stop, one.mode)], 0
-    halves, _taken = _split(one, (), positions, generator)
+    halves = _split(one, (), positions, generator)[0]
     return [_segment(one.start, one.stop, one.mode, tuple(halves) if len(halves) > 1 else ())], 0
 
 
