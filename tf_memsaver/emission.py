@@ -233,8 +233,12 @@ def registered(gradient: Gradient, prefix: str = "MemsaverGradient-") -> str:
 
 
 def registered_segment(gradient: Gradient) -> str:
-    """Register the gradient function of a segment, whose operations have gradients of their own in the plain step."""
-    return registered(gradient, _SEGMENT)
+    """Register the gradient function of a segment, whose operations have gradients of their own in the plain step.
+
+    A SavedModel traces it as a ``tf.function``; AutoGraph would run the test of a ``while`` once more, in a scratch
+    graph, and with it the segments inside a segment.
+    """
+    return registered(tf.autograph.experimental.do_not_convert(gradient), _SEGMENT)
 
 
 def ends_segment(operation: Any) -> bool:

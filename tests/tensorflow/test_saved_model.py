@@ -79,13 +79,25 @@ def _trained(folder: str, name: str, batch: Any, scratch: Path, steps: int) -> d
 
 
 # test_function.py has more of them, in this process.
-@pytest.mark.parametrize("case", ["reusable", "convolutions", "recurrent", "module", "attention"])
-def test_source_and_rewritten_train_alike(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "strategy"),
+    [
+        ("reusable", "min_peak"),
+        ("reusable", "nested"),
+        ("convolutions", "min_peak"),
+        ("recurrent", "min_peak"),
+        ("module", "min_peak"),
+        ("attention", "min_peak"),
+    ],
+)
+def test_source_and_rewritten_train_alike(case: str, strategy: str, tmp_path: Path) -> None:
     made = _reusable(tmp_path) if case == "reusable" else _module(getattr(functions, case), tmp_path)
     source, name, batch = made
     target = str(tmp_path / "rewritten")
-    plans = tf_memsaver.rewrite_saved_model(source, target, batch_size=len(batch), strategy="min_peak")
+    plans = tf_memsaver.rewrite_saved_model(source, target, batch_size=len(batch), strategy=strategy)
     assert plans and all(key.startswith(name) for key in plans)
+    nests = [any(segment.children for segment in plan.segments) for plan in plans.values()]
+    assert any(nests) == (strategy == "nested")
     plain, ours = (_trained(folder, name, batch, tmp_path, steps=3) for folder in (source, target))
     peaks = plain.pop("peak"), ours.pop("peak")
     assert plain.keys() == ours.keys() and any(key.startswith("gradient") for key in plain)
