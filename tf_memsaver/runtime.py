@@ -111,6 +111,8 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     wanted = followed(inputs)
     with stop_recording(), VariableWatcher() as watcher:
         first = _FirstRun.of(function, inputs, weights, wanted, shared.gates)
+    if not first.outputs:
+        return []
     # The last read is the first to send its gradient back.
     again = function.read_again()
     weights = [*(tensor for _, tensor in reversed(again)), *weights]

@@ -696,3 +696,15 @@ def test_no_gradient_of_what_no_tape_follows(mode: str) -> None:
         made = optimized(batch, training=True)
     with pytest.raises(TypeError, match="asked for"):
         tape.gradient(made, batch)
+
+
+def test_a_segment_inside_another_that_makes_no_floats() -> None:
+    """Nothing comes back to it: it is run again for its integers, and has no gradient."""
+    inputs = [keras.Input((8,)), keras.Input((8,), dtype="int32")]
+    flags = layers.Lambda(lambda x: x % 2, name="flags")(inputs[1])
+    x = layers.Dense(8, "tanh", name="dense0")(inputs[0])
+    x = layers.Dense(8, "tanh", name="dense1")(x)
+    x = layers.Multiply(name="product")([x, layers.Lambda(lambda x: tf.cast(x, tf.float32), name="floats")(flags)])
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    inner = [("flags", "flags"), ("dense0", "dense1")]
+    assert_trains_alike(model, optimized_by_hand(model, ("flags", "product", inner)))
