@@ -708,3 +708,25 @@ def test_a_segment_inside_another_that_makes_no_floats() -> None:
     model = keras.Model(inputs, layers.Dense(2)(x))
     inner = [("flags", "flags"), ("dense0", "dense1")]
     assert_trains_alike(model, optimized_by_hand(model, ("flags", "product", inner)))
+
+
+@pytest.mark.xfail(reason="sums of many terms in segments three deep, in Keras's own step", strict=True)
+def test_sums_of_many_terms_in_nested_segments() -> None:
+    """In a tf.function of one's own the same plan is exact."""
+    x = inputs = keras.Input((32,))
+    for number in range(4):
+        y = layers.Dense(32, name=f"dense{number}")(layers.LayerNormalization(name=f"norm{number}")(x))
+        x = x + keras.ops.tanh(y) * 0.5 + keras.ops.square(y) / (1.0 + keras.ops.exp(-y)) + inputs
+    model = keras.Model(inputs, layers.Dense(4)(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    optimized = tf_memsaver.optimize(model, batch_size=1024, strategy="nested")
+    assert any(child.children for segment in optimized.memsaver_plan.segments for child in segment.children)
+    batch, targets = batch_for(model, 1024), tf.random.stateless_normal((1024, 4), (0, 0))
+    start, found = [v.numpy() for v in model.variables], []
+    for trained in (model, optimized):
+        for variable, value in zip(model.variables, start, strict=True):
+            variable.assign(value)
+        trained.train_on_batch(batch, targets)
+        found.append([v.numpy() for v in model.variables])
+    for plain, ours in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, ours)

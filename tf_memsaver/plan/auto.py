@@ -16,7 +16,7 @@ from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD
 def auto(problem: Problem) -> Choice:
     """Return the quickest plan within the budget; without a budget, that of about the least peak within the overhead.
 
-    Of one level, or of several where one is not enough. Without a budget, see ``least_reported``.
+    Of one level, or of several where no plan of one level is within the budget. Without one, see ``least_reported``.
 
     The overhead is ``max_overhead``, or ``DEFAULT_MAX_OVERHEAD`` when the request has none. Where a budget is given and
     the plain step fits, everything is stored.

@@ -2,8 +2,7 @@
 
 The exact searches count the bytes of live tensors. What the device's allocator reports lies above that by holes between
 buffers, which no table tells and which differ by several per cent between plans of nearly the same bytes. So: propose
-plans at and a little above the least peak, each of least time and of least kept bytes, those of Chen et al. and, where
-time is limited but more than one level can use, some of several levels. Two
+plans at and a little above the least peak, each of least time and of least kept bytes, and those of Chen et al. Two
 models of the allocator say what each reports, and the higher one counts: of many plans, the one of least peak is the
 one that a single model flatters most. A local search on top would follow it into accidents of its own.
 """
@@ -31,9 +30,6 @@ EVEN = 0.01
 """The same for a plan that cuts equal blocks alike, and so is traced quicker; and the share of the plain step by which
 it may take longer."""
 
-NESTED = 4
-"""Plans of several levels that are looked at: those of least bytes."""
-
 Segments = tuple[Segment, ...]
 
 
@@ -53,8 +49,6 @@ def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
     judge.consider(chen_sqrt(problem))
     judge.consider(chen_greedy(problem))
     for segments in _ladder(problem.one_level, seconds):
-        judge.consider(segments)
-    for segments in _nested(problem.one_level, seconds):
         judge.consider(segments)
     return _even(problem, judge.best, seconds)
 
@@ -107,15 +101,3 @@ def _ladder(plans: OneLevel, seconds: float) -> Iterator[Segments]:
     for factor in LADDER:
         for found in plans.near(factor, seconds):
             yield tidied(found)
-
-
-def _nested(plans: OneLevel, seconds: float) -> Iterator[Segments]:
-    """Yield plans of several levels that need less than one level can, where there is time for that."""
-    if plans.smallest.replay_seconds <= seconds < INFINITE:
-        below = [
-            found
-            for found in plans.several_levels
-            if found.replay_seconds <= seconds and found.peak_bytes < plans.smallest.peak_bytes
-        ]
-        for found in sorted(below, key=lambda found: found.rank)[:NESTED]:
-            yield tidied(found.segments)
