@@ -1,0 +1,134 @@
+"""Predicted step times against measured ones: by the roofline, and by operations timed on this machine.
+
+``python tools/bench_times.py`` plans each model for two overheads, with and without ``profile=True``, runs the plain
+step and the four others in turns, and writes ``tools/results/bench_times.md``. Measured is the median of the ratios to
+the plain step of the same round. Some five minutes on two cores; other work on the machine spoils it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, os.fspath(ROOT))
+
+from tools.machine import machine  # noqa: E402
+
+_OUTPUT = flags.DEFINE_string("output", os.fspath(ROOT / "tools/results/bench_times.md"), "where to write the table")
+_MODELS = flags.DEFINE_list("models", [], "names of models (default: all)")
+
+LIMITS = (0.05, 0.3)
+"""Values of ``max_overhead`` to plan for."""
+
+ROUNDS = 9
+
+
+def _application(name: str) -> Any:
+    import keras
+
+    return getattr(keras.applications, name)(weights=None, input_shape=(128, 128, 3), classes=10)
+
+
+def _bert() -> Any:
+    from tools.models import bert
+
+    return bert(layers=6, width=256, heads=4, length=64, vocabulary=100)
+
+
+def _vit() -> Any:
+    from tools.models import vit
+
+    return vit(layers=4, width=192, heads=3, patch=16)
+
+
+CASES: dict[str, tuple[Callable[[], Any], int, str]] = {
+    "ResNet50": (lambda: _application("ResNet50"), 16, "layer"),
+    "MobileNetV2": (lambda: _application("MobileNetV2"), 16, "layer"),
+    "DenseNet121": (lambda: _application("DenseNet121"), 8, "layer"),
+    "BERT, 6 layers": (_bert, 16, "op"),
+    "ViT, 4 layers": (_vit, 8, "op"),
+}
+"""How to build a model, its batch size, and the granularity of its plans."""
+
+
+def _gradient_step(model: Any, x: Any) -> Any:
+    """Return a tf.function that computes the model's gradients and returns one number that needs them all."""
+    import tensorflow as tf
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            output = tf.nest.flatten(model(x, training=True))[0]
+            loss = tf.reduce_mean(tf.cast(output, tf.float32) ** 2)
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        return tf.add_n([tf.reduce_sum(tf.convert_to_tensor(each)) for each in gradients if each is not None])
+
+    return tf.function(step)
+
+
+def _rows(name: str) -> list[str]:
+    import keras
+
+    import tf_memsaver
+    from tf_memsaver.capture.batch import synthetic_batch
+
+    build, batch_size, granularity = CASES[name]
+    keras.utils.set_random_seed(0)
+    model = build()
+    plans = {
+        (profile, limit): tf_memsaver.search_plan(
+            model, batch_size=batch_size, max_overhead=limit, granularity=granularity, profile=profile
+        )
+        for profile in (False, True)
+        for limit in LIMITS
+    }
+    x, _ = synthetic_batch(model, batch_size)
+    steps: dict[Any, Any] = {None: _gradient_step(model, x)}
+    steps.update({key: _gradient_step(tf_memsaver.apply_plan(model, plan), x) for key, plan in plans.items()})
+    taken: dict[Any, list[float]] = {key: [] for key in steps}
+    for number in range(ROUNDS + 2):
+        for key, step in steps.items():
+            begin = time.perf_counter()
+            step().numpy()
+            if number >= 2:
+                taken[key].append(time.perf_counter() - begin)
+    rows = []
+    for (profile, limit), plan in plans.items():
+        pairs = zip(taken[profile, limit], taken[None], strict=True)
+        extra = statistics.median(ours / plain for ours, plain in pairs) - 1
+        rows.append(
+            f"| {name} | {batch_size} | {granularity} | {'measured' if profile else 'roofline'} | {limit:.0%} | "
+            f"{plan.peak_bytes / plan.plain_peak_bytes:.0%} | {plan.step_overhead:+.1%} | {extra:+.1%} | "
+            f"{100 * (plan.step_overhead - extra):+.1f} |"
+        )
+    return rows
+
+
+def main(_: list[str]) -> int:
+    """Run the models, each in a process of its own, and write the table."""
+    head = "| model | batch | granularity | times | allowed | peak | predicted | measured | points off |"
+    rows = [head, "|---|---:|---|---|---:|---:|---:|---:|---:|"]
+    context = multiprocessing.get_context("spawn")
+    for name in _MODELS.value or CASES:
+        with context.Pool(1) as pool:
+            rows += pool.apply(_rows, (name,))
+        print("\n".join(rows[-2 * len(LIMITS) :]), flush=True)
+    off = [abs(float(row.split("|")[-2])) for row in rows[2:]]
+    summary = f"Off by {statistics.median(off):.1f} points at the median, {max(off):.1f} at worst."
+    intro = "Predicted and measured extra time of a step (`tools/bench_times.py`); *times* tells what they come from."
+    text = [intro, "", f"Machine: `{json.dumps(machine())}`", "", *rows, "", summary]
+    Path(_OUTPUT.value).write_text("\n".join(text) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
