@@ -31,12 +31,14 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.types import Request, Segment, SegmentMode
 
 AS_WRITTEN = ("as_written", "eager")
-"""For segments cut by hand between ops that the graph optimizer fuses in the plain step, where no planner cuts."""
-"""Where TensorFlow's graph optimizer fuses operations of the plain step otherwise than those of a replay."""
+"""For segments cut by hand between ops that TensorFlow's graph optimizer fuses in the plain step and not in replays."""
 
 
-def activation_peak(model: Any, x: Any) -> int:
-    """Return the bytes that one gradient step in graph mode takes on top of what was live before it."""
+def activation_peak(model: Any, x: Any, steps: int = 9) -> float:
+    """Return the bytes that a gradient step in graph mode takes on top of what was live before it.
+
+    It is the median of several steps, since the executor's threads race.
+    """
 
     @tf.function
     def step(x: Any) -> tuple[Any, Any]:
@@ -47,10 +49,13 @@ def activation_peak(model: Any, x: Any) -> int:
     for _ in range(2):
         step(x)[0].numpy()
     gc.collect()
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    step(x)[0].numpy()
-    return tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    peaks = []
+    for _ in range(steps):
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        step(x)[0].numpy()
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
+    return float(np.median(peaks))
 
 
 # 1: replays start at once, and nothing is saved ---------------------------------------------------------------------
