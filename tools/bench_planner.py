@@ -15,6 +15,7 @@ An operation takes one second a byte forward, and two backward.
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -97,23 +98,19 @@ def transformer(layers: int) -> Graph:
     return net.graph(net.dense(x, 1))
 
 
-GRAPHS: dict[str, Callable[[], Graph]] = {
-    "chain of 30": lambda: chain([8] * 30),
-    "chain of 100": lambda: chain([8] * 100),
-    "ResNet-like": lambda: residual(12),
-    "DenseNet-like": lambda: dense_block(16),
-    "U-Net-like": lambda: unet(5),
-    "transformer-like": lambda: transformer(8),
-}
+def _graphs(chains: Sequence[int], blocks: int, layers: int, depth: int, deep: int) -> dict[str, Callable[[], Graph]]:
+    """Return builders of one graph of each kind, by name, of the given sizes."""
+    return {
+        **{f"chain of {length}": functools.partial(chain, [8] * length) for length in chains},
+        "ResNet-like": lambda: residual(blocks),
+        "DenseNet-like": lambda: dense_block(layers),
+        "U-Net-like": lambda: unet(depth),
+        "transformer-like": lambda: transformer(deep),
+    }
 
-SMALL_GRAPHS: dict[str, Callable[[], Graph]] = {
-    "chain of 30": lambda: chain([8] * 30),
-    "chain of 49": lambda: chain([8] * 49),
-    "ResNet-like": lambda: residual(5),
-    "DenseNet-like": lambda: dense_block(9),
-    "U-Net-like": lambda: unet(7),
-    "transformer-like": lambda: transformer(3),
-}
+
+GRAPHS = _graphs(chains=(30, 100), blocks=12, layers=16, depth=5, deep=8)
+SMALL_GRAPHS = _graphs(chains=(30, 49), blocks=5, layers=9, depth=7, deep=3)
 """Small enough for the oracle."""
 
 

@@ -61,25 +61,12 @@ CASES: dict[str, tuple[Callable[[], Any], int, str]] = {
 """How to build a model, its batch size, and the granularity of its plans."""
 
 
-def _gradient_step(model: Any, x: Any) -> Any:
-    """Return a tf.function that computes the model's gradients and returns one number that needs them all."""
-    import tensorflow as tf
-
-    def step() -> Any:
-        with tf.GradientTape() as tape:
-            output = tf.nest.flatten(model(x, training=True))[0]
-            loss = tf.reduce_mean(tf.cast(output, tf.float32) ** 2)
-        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
-        return tf.add_n([tf.reduce_sum(tf.convert_to_tensor(each)) for each in gradients if each is not None])
-
-    return tf.function(step)
-
-
 def _rows(name: str) -> list[str]:
     import keras
 
     import tf_memsaver
     from tf_memsaver.capture.batch import synthetic_batch
+    from tf_memsaver.training_step import TrainingStep
 
     build, batch_size, granularity = CASES[name]
     keras.utils.set_random_seed(0)
@@ -91,14 +78,14 @@ def _rows(name: str) -> list[str]:
         for profile in (False, True)
         for limit in LIMITS
     }
-    x, _ = synthetic_batch(model, batch_size)
-    steps: dict[Any, Any] = {None: _gradient_step(model, x)}
-    steps.update({key: _gradient_step(tf_memsaver.apply_plan(model, plan), x) for key, plan in plans.items()})
+    batch = synthetic_batch(model, batch_size)
+    models: dict[Any, Any] = {None: model, **{key: tf_memsaver.apply_plan(model, plan) for key, plan in plans.items()}}
+    steps = {key: TrainingStep(each, "graph", batch) for key, each in models.items()}
     taken: dict[Any, list[float]] = {key: [] for key in steps}
     for number in range(ROUNDS + 2):
         for key, step in steps.items():
             begin = time.perf_counter()
-            step().numpy()
+            step.run(*batch)
             if number >= 2:
                 taken[key].append(time.perf_counter() - begin)
     rows = []

@@ -1,19 +1,19 @@
 """Part B: what plans cost over the best one known, under Checkmate's cost model, over a range of budgets.
 
-Checkmate's table is over the optimum of its MILP. Where this package has an oracle (``plan/milp.py`` with HiGHS), costs
-over its bound stand beside: no schedule costs less, so that they are never less than those over the optimum. The same
+Checkmate's table is over the optimum of its MILP. Where the oracle can run (``plan/milp.py`` needs HiGHS), costs over
+its bound stand beside: no schedule costs less, so that they are never less than those over the optimum. The same
 holds for costs over the plain step's, which need no oracle.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_memsaver.errors import InfeasibleBudgetError
-from tf_memsaver.plan.chen import covered
+from tf_memsaver.plan.chen import covered, greedy_cuts, made_by_unit, sqrt_cuts
+from tf_memsaver.plan.milp import is_available, least_replay
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.solve import curve, solve
 from tf_memsaver.plan.types import Request, Segment
@@ -36,14 +36,10 @@ def least_cost(problem: Problem, budget_bytes: int, seconds: float) -> float | N
 
     The oracle gets so many seconds; with 0 it is not asked.
     """
-    try:
-        milp: Any = importlib.import_module("tf_memsaver.plan.milp")
-    except ModuleNotFoundError:
+    if not seconds or not is_available():
         return None
-    if not seconds or not milp.is_available():
-        return None
-    found = milp.least_replay(problem.graph, budget_bytes, time_limit=seconds)
-    return 1 + float(found.bound_seconds) / problem.plain.step_seconds
+    found = least_replay(problem.graph, budget_bytes, time_limit=seconds)
+    return 1 + found.bound_seconds / problem.plain.step_seconds
 
 
 def costs(name: str, oracle_seconds: float) -> dict[str, Any]:
@@ -57,7 +53,8 @@ def costs(name: str, oracle_seconds: float) -> dict[str, Any]:
     graph = step_graph(network, 1)
     problem = Problem.build(graph, Request())
     made: dict[str, list[Judged]] = {
-        "chen_sqrt": [judged(problem, network, "chen_sqrt", _sqrt(problem))],
+        # Section 4.3, also where storing all needs less: the budget decides.
+        "chen_sqrt": [judged(problem, network, "chen_sqrt", covered(problem, sqrt_cuts(problem)))],
         "chen_greedy": [judged(problem, network, "chen_greedy", segments) for segments in _greedy(problem)],
         "no copies": [judged(problem, network, p.planner, p.segments) for p in curve(graph, Request(), CURVE_POINTS)],
     }
@@ -92,25 +89,11 @@ def _cheapest(plans: Sequence[Judged], budget: int, nbytes: Callable[[Judged], i
     return min((1 + one.replay_share / 3 for one in plans if nbytes(one) <= budget), default=None)
 
 
-def _sqrt(problem: Problem) -> Sequence[Segment]:
-    """Return the plan of Chen et al., section 4.3, also where storing all needs less: the budget decides."""
-    points = [cut.position for cut in problem.articulation_points]
-    run = max(1, round(math.sqrt(len(points) + 1)))
-    return covered(problem, points[run - 1 :: run])
-
-
 def _greedy(problem: Problem) -> Iterator[Sequence[Segment]]:
     """Yield the plans of Chen's algorithm 3 for many values of b, of which Checkmate takes the cheapest that fits."""
-    nbytes, units = problem.simulator.nbytes, problem.simulator.unit_forward
-    made = [sum(nbytes[value] for op in unit for value in op.outputs) for unit in units]
+    made = made_by_unit(problem)
     for trial in range(1, GREEDY_TRIALS + 1):
-        bound, start = sum(made) * trial / GREEDY_TRIALS, 0
-        cuts = []
-        for cut in problem.articulation_points:
-            if sum(made[start : cut.position]) > bound:
-                cuts.append(cut.position)
-                start = cut.position
-        yield covered(problem, cuts)
+        yield covered(problem, greedy_cuts(problem, made, sum(made) * trial / GREEDY_TRIALS))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:

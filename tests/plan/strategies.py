@@ -283,6 +283,14 @@ def requests(draw: st.DrawFn, graph: Graph, strategy: str) -> Request:
     return Request(strategy=strategy, keep=tuple(keep), recompute=tuple(recompute), candidates=tuple(candidates))
 
 
+def within_a_budget(data: st.DataObject, strategy: str) -> tuple[Problem, list[Measured], int]:
+    """A problem, the simulator's word on all its covers of one level, and the peak of one of them as a budget."""
+    graph = data.draw(graphs())
+    problem = Problem.build(graph, data.draw(requests(graph, strategy)))
+    plans = brute_force(problem)
+    return problem, plans, data.draw(st.sampled_from(sorted({plan.peak_bytes for plan in plans})))
+
+
 def covers(problem: Problem) -> Iterator[list[Segment]]:
     """Every cover of one level between the candidate positions that keeps the hints."""
     positions = candidate_positions(problem)

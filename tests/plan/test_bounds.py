@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.plan.strategies import Net, brute_force, chain, graphs, requests
+from tests.plan.strategies import Net, chain, within_a_budget
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.bounds import MOST_CUTS, by_bytes, least_seconds, of_one_level
 from tf_memsaver.plan.one_level import THIN_CUTS, OneLevel
@@ -25,11 +25,8 @@ IRREGULAR = [7, 13, 4, 9, 11, 3, 8, 14, 5, 6, 12, 10, 2, 9, 7, 13]
 @examples
 @given(st.data())
 def test_small_plans_are_proven_to_be_the_quickest(data: st.DataObject):
-    graph = data.draw(graphs())
-    request = data.draw(requests(graph, "min_time"))
-    plans = brute_force(Problem.build(graph, request))
-    budget = data.draw(st.sampled_from(sorted({plan.peak_bytes for plan in plans})))
-    plan = solve(graph, replace(request, budget_bytes=budget))
+    problem, plans, budget = within_a_budget(data, "min_time")
+    plan = solve(problem.graph, replace(problem.request, budget_bytes=budget))
     assert plan.bound_seconds == min(found.replay_seconds for found in plans if found.peak_bytes <= budget)
     assert plan.gap == 0.0
 
@@ -37,10 +34,7 @@ def test_small_plans_are_proven_to_be_the_quickest(data: st.DataObject):
 @examples
 @given(st.data())
 def test_no_plan_is_quicker_than_the_bounds(data: st.DataObject):
-    graph = data.draw(graphs())
-    problem = Problem.build(graph, data.draw(requests(graph, "min_time")))
-    plans = brute_force(problem)
-    budget = data.draw(st.sampled_from(sorted({plan.peak_bytes for plan in plans})))
+    problem, plans, budget = within_a_budget(data, "min_time")
     least = min(plan.replay_seconds for plan in plans if plan.peak_bytes <= budget)
     several = [plan.replay_seconds for plan in problem.one_level.several_levels if plan.peak_bytes <= budget]
     assert by_bytes(problem, budget) <= min([least, *several])
@@ -128,7 +122,8 @@ def test_the_plain_step_cannot_be_beaten_and_without_a_budget_nothing_is_said():
     for strategy in ("auto", "min_peak", "nested", "chen_sqrt", "plain"):
         plan = solve(graph, Request(strategy=strategy))
         assert (plan.bound_seconds, plan.gap) == (None, None)
-    assert least_seconds(Problem.build(graph, Request()), fits.segments) is None
+    problem = Problem.build(graph, Request())
+    assert least_seconds(problem, problem.one_level.smallest) is None
 
 
 def test_plans_without_a_bound_are_readable():

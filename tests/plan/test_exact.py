@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.plan.strategies import Net, brute_force, chain, graphs, requests
+from tests.plan.strategies import Net, brute_force, chain, graphs, requests, within_a_budget
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.one_level import OneLevel
 from tf_memsaver.plan.problem import Problem
@@ -29,10 +29,7 @@ def test_min_peak_is_the_least_peak_and_the_quickest_of_those(data: st.DataObjec
 @examples
 @given(st.data())
 def test_min_time_is_the_least_time_within_the_budget(data: st.DataObject):
-    graph = data.draw(graphs())
-    problem = Problem.build(graph, data.draw(requests(graph, "min_time")))
-    plans = brute_force(problem)
-    budget = data.draw(st.sampled_from(sorted({plan.peak_bytes for plan in plans})))
+    problem, plans, budget = within_a_budget(data, "min_time")
     found = OneLevel(problem).quickest(budget)
     assert found is not None
     assert found.peak_bytes <= budget

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,7 +65,7 @@ class _Alone:
         definition = operation.op_def
         own = [operation.get_attr(attribute.name) for attribute in definition.attr]
         shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
-        if definition.is_stateful or any(_is_function(value) for value in own):
+        if definition.is_stateful or any(map(_is_function, operation.node_def.attr.values())):
             return None
         if not all(shape.is_fully_defined() for shape in shapes) or any(_is_opaque(t) for t in operation.inputs):
             return None
@@ -125,9 +125,8 @@ def _as_number(value: Any) -> Any:
     return [_as_number(each) for each in value] if isinstance(value, list) else value
 
 
-def _is_function(value: Any) -> bool:
-    values: Iterable[Any] = value if isinstance(value, list) else [value]
-    return any(type(each).__name__ == "NameAttrList" for each in values)
+def _is_function(attribute: Any) -> bool:
+    return attribute.HasField("func") or bool(attribute.list.func)
 
 
 def _is_opaque(tensor: Any) -> bool:

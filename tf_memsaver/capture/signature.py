@@ -109,7 +109,7 @@ def _output_names(outputs: Any, names: Sequence[str]) -> list[str]:
 def _completed(model: Any, known: Any, given: Any) -> Any:
     """Return the inputs that a Functional model knows with the dimensions that are given where they were open."""
     tensors = keras.tree.flatten(known)
-    if all(dim is not None for tensor in tensors for dim in tensor.shape[1:]):
+    if _are_known(tensors):
         raise InvalidRequestError(f"model '{model.name}' knows its inputs: leave inputs= out")
     try:
         keras.tree.assert_same_structure(known, given)
@@ -125,17 +125,22 @@ def _completed(model: Any, known: Any, given: Any) -> Any:
     return keras.tree.pack_sequence_as(known, specs)
 
 
+def _are_known(tensors: Sequence[Any]) -> bool:
+    """Whether all dimensions but the first are known."""
+    return all(dim is not None for tensor in tensors for dim in tensor.shape[1:])
+
+
 def _prepared_inputs(model: Any, known: Any) -> Any | None:
     """Return the inputs with open lengths as the model's preprocessor makes them, or None if it does not say."""
     preprocessor = getattr(model, "preprocessor", None)
     tensors = keras.tree.flatten(known)
-    if preprocessor is None or all(dim is not None for tensor in tensors for dim in tensor.shape[1:]):
+    if preprocessor is None or _are_known(tensors):
         return None
     specs = []
     for tensor in tensors:
         part = next((part for part in ("encoder_", "decoder_") if tensor.name.startswith(part)), "")
         length = getattr(preprocessor, f"{part}sequence_length", None)
-        if not isinstance(length, int) or tuple(tensor.shape[2:]).count(None):
+        if not isinstance(length, int) or None in tuple(tensor.shape[2:]):
             return None
         shape = (
             tensor.shape if len(tensor.shape) < 2 or tensor.shape[1] is not None else (None, length, *tensor.shape[2:])

@@ -14,17 +14,14 @@ Two bounds, both in bytes of tensors and in the order of the schedule, as the ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.plan.facts import Floats
-from tf_memsaver.plan.one_level import FRONT, ROUNDING, candidate_positions
+from tf_memsaver.plan.one_level import FRONT, ROUNDING, Found, candidate_positions
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.schedule import walk
 from tf_memsaver.plan.search import Search
-from tf_memsaver.plan.types import Segment
 
 MOST_CUTS = 256
 """Candidate cuts between which all segments are looked at; that takes a second or two."""
@@ -36,24 +33,22 @@ INSTANTS = 32
 """Backward ops at which bytes are counted: the highest of the plain step in each of so many parts of the pass."""
 
 
-def least_seconds(problem: Problem, segments: Sequence[Segment]) -> float | None:
+def least_seconds(problem: Problem, found: Found) -> float | None:
     """Return a lower bound on the replay seconds of plans like a given one within the request's budget.
 
-    The class of plans is that of one level; where ``segments`` are of several levels, or there are more than
-    ``MOST_CUTS`` candidate cuts, the bound is that by bytes, which is weaker and holds for any schedule. Never above
-    the time of ``segments``, and equal to it where that is proven to be the least. None where the request has no
-    budget.
+    The class of plans is that of one level; where ``found`` is of several levels, or there are more than ``MOST_CUTS``
+    candidate cuts, the bound is that by bytes, which is weaker and holds for any schedule. Never above the time of
+    ``found``, and equal to it where that is proven to be the least. None where the request has no budget.
     """
     budget = problem.request.budget_bytes
     if budget is None:
         return None
-    measured = problem.simulator.measure(segments)
     # The allocator may report less than the bytes of tensors in the schedule's order.
-    limit, seconds = max(budget, measured.peak_bytes), measured.replay_seconds
+    limit, seconds = max(budget, found.peak_bytes), found.replay_seconds
     if not seconds:
         return 0.0
     of_all = min(by_bytes(problem, limit), seconds)
-    several = any(segment.children for segment in segments)
+    several = any(segment.children for segment in found.segments)
     if several or of_all == seconds or len(candidate_positions(problem)) > MOST_CUTS:
         return of_all
     return max(of_all, of_one_level(problem, limit, seconds))

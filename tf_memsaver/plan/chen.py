@@ -21,9 +21,14 @@ GREEDY_TRIALS = 24
 @register_planner("chen_sqrt")
 def chen_sqrt(problem: Problem) -> tuple[Segment, ...]:
     """Cut the articulation points into about √n runs of equal count (section 4.3)."""
+    return unless_plain_is_smaller(problem, [covered(problem, sqrt_cuts(problem))])
+
+
+def sqrt_cuts(problem: Problem) -> list[int]:
+    """Return every √n-th of n articulation points."""
     points = [cut.position for cut in problem.articulation_points]
     run = max(1, round(math.sqrt(len(points) + 1)))
-    return unless_plain_is_smaller(problem, [covered(problem, points[run - 1 :: run])])
+    return points[run - 1 :: run]
 
 
 @register_planner("chen_greedy")
@@ -33,13 +38,10 @@ def chen_greedy(problem: Problem) -> tuple[Segment, ...]:
     The paper searches b around √(x·y); here the trials are spread evenly, on a logarithmic scale, between the largest
     single unit and everything, and the simulator judges each.
     """
-    made = [0] * len(problem.graph.units)
-    for op in (op for unit in problem.simulator.unit_forward for op in unit):
-        if op.unit is not None:
-            made[op.unit] += sum(problem.simulator.nbytes[value] for value in op.outputs)
+    made = made_by_unit(problem)
     least, most = max(max(made, default=0), 1), max(sum(made), 1)
     bounds = [least * (most / least) ** (trial / (GREEDY_TRIALS - 1)) for trial in range(GREEDY_TRIALS)]
-    cuts = dict.fromkeys(tuple(_greedy_cuts(problem, made, bound)) for bound in bounds)
+    cuts = dict.fromkeys(tuple(greedy_cuts(problem, made, bound)) for bound in bounds)
     return unless_plain_is_smaller(problem, [covered(problem, chosen) for chosen in cuts])
 
 
@@ -52,7 +54,17 @@ def unless_plain_is_smaller(problem: Problem, proposals: Sequence[tuple[Segment,
     return proposals[best]
 
 
-def _greedy_cuts(problem: Problem, made: Sequence[int], bound: float) -> list[int]:
+def made_by_unit(problem: Problem) -> list[int]:
+    """Return the bytes that each unit makes in the forward pass."""
+    made = [0] * len(problem.graph.units)
+    for op in (op for unit in problem.simulator.unit_forward for op in unit):
+        if op.unit is not None:
+            made[op.unit] += sum(problem.simulator.nbytes[value] for value in op.outputs)
+    return made
+
+
+def greedy_cuts(problem: Problem, made: Sequence[int], bound: float) -> list[int]:
+    """Return the articulation points at which the bytes made since the last of them pass ``bound``."""
     cuts, start = [], 0
     for cut in problem.articulation_points:
         if sum(made[start : cut.position]) > bound:

@@ -90,6 +90,7 @@ class OneLevel:
         self._full = Tables(problem, candidate_positions(problem))
         self._is_large = len(self._full.positions) > THIN_CUTS
         self._rounds = THIN_ROUNDS if self._is_large else MOST_ROUNDS
+        self._front = LARGE_FRONT if self._is_large else FRONT
 
     @cached_property
     def _repeats(self) -> tuple[Repeat, ...]:
@@ -108,7 +109,7 @@ class OneLevel:
         """The plan of least simulated peak; of those, the quickest that was found."""
         known, tables = None, self._full
         if self._is_large:
-            known = least_peak(self._full.restricted(self._thinned(())))
+            known = least_peak(self.thinned_tables(()))
         if len(tables.positions) > DENSE_CUTS:
             for wanted in (self._thinned, self._close_to):
                 tables = self._full.restricted(wanted(known.segments if known else (), DENSE_CUTS))
@@ -150,12 +151,11 @@ class OneLevel:
         """
         if self.plain is not None and self.plain.peak_bytes <= limit:
             return self.plain
-        tables = self._full.narrowed(self._thinned(around), REACH) if self._is_large else self._full.copy()
+        tables = self._timed_tables(around)
         found: Found | None = None
         seconds = INFINITE
         for _ in range(self._rounds):
-            front = LARGE_FRONT if self._is_large else FRONT
-            proposal = Search(tables, limit, front=front, seconds_limit=seconds).run()
+            proposal = Search(tables, limit, front=self._front, seconds_limit=seconds).run()
             if proposal is None:
                 break
             next_found = self._simulated(proposal.segments)
@@ -178,11 +178,11 @@ class OneLevel:
         limit, smallest = seconds, self.smallest
         if smallest.replay_seconds <= seconds:
             return smallest
-        tables = self._full.narrowed(self._thinned(smallest.segments), REACH) if self._is_large else self._full.copy()
+        tables = self._timed_tables(smallest.segments)
         best = self.plain
         low, known = float(smallest.peak_bytes), None
         if self._is_large:
-            known = self._least_within(self._full.restricted(self._thinned(smallest.segments)), seconds, low)
+            known = self._least_within(self.thinned_tables(smallest.segments), seconds, low)
         for _ in range(self._rounds):
             proposal = self._least_within(tables, seconds, low, known)
             if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
@@ -203,7 +203,7 @@ class OneLevel:
         """Yield the plans of least kept bytes and of least time for ``factor`` times the least transient bytes."""
         resident = self._problem.graph.resident_bytes
         limit = resident + (self.smallest.peak_bytes - resident) * factor
-        tables = self._full.restricted(self._thinned(self.smallest.segments))
+        tables = self.thinned_tables(self.smallest.segments)
         for front in (1, NEAR_FRONT):
             proposal = Search(tables, limit, front=front, seconds_limit=seconds).run()
             if proposal is not None:
@@ -248,7 +248,7 @@ class OneLevel:
         if known is None and self.plain is not None:
             trial = float(self.plain.peak_bytes)
         while low < high:
-            front = LARGE_FRONT // 4 if self._is_large else FRONT
+            front = self._front // 4 if self._is_large else self._front
             search = Search(tables, trial, front=front, seconds_limit=seconds)
             found = search.run()
             if found is not None:
@@ -268,6 +268,10 @@ class OneLevel:
     def all_tables(self) -> Tables:
         """Return tables of all candidate cuts that learn on their own."""
         return self._full.copy()
+
+    def _timed_tables(self, around: Sequence[Segment]) -> Tables:
+        """Return tables for searches in which time counts: of fewer segments where the graph is large."""
+        return self._full.narrowed(self._thinned(around), REACH) if self._is_large else self.all_tables()
 
     def _thinned(self, around: Sequence[Segment], most: int = THIN_CUTS) -> list[int]:
         return thinned(self._full, {segment.stop for segment in tidied(around)} | set(borders(self._problem)), most)

@@ -37,7 +37,7 @@ def polished(problem: Problem, start: Found, rank: Rank, steps: int, seed: int =
         segments = current.segments
         for _ in range(generator.choice((1, 1, 2, 3))):
             segments = _changed(segments, positions, generator)
-        if not _keeps_hints(problem, segments):
+        if problem.misplaced(segments) is not None:
             continue
         changed = Found(segments=segments, measured=problem.simulator.measure(segments))
         changed_rank = rank(changed)
@@ -48,12 +48,6 @@ def polished(problem: Problem, start: Found, rank: Rank, steps: int, seed: int =
         if step % RESTART == 0:
             current, current_rank = best, best_rank
     return best
-
-
-def _keeps_hints(problem: Problem, segments: Sequence[Segment]) -> bool:
-    """Whether all pinned units are stored, and all forced ones replayed."""
-    flags = {SegmentMode.RECOMPUTE: problem.pinned, SegmentMode.STORE: problem.forced}
-    return not any(any(flags[segment.mode][segment.start : segment.stop]) for segment in segments)
 
 
 def _changed(segments: Sequence[Segment], positions: Sequence[int], generator: random.Random) -> Segments:

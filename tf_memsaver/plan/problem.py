@@ -101,6 +101,14 @@ class Problem:
         """The candidate cuts that exactly one value crosses."""
         return articulation_points(self.cuts)
 
+    def misplaced(self, segments: Sequence[Segment]) -> tuple[int, SegmentMode] | None:
+        """Return the first unit that a cover stores or replays against a hint, and which of the two; None if none."""
+        for segment in segments:
+            unwanted = self.pinned if segment.mode is SegmentMode.RECOMPUTE else self.forced
+            if any(unwanted[segment.start : segment.stop]):
+                return unwanted.index(True, segment.start), segment.mode
+        return None
+
     def overhead(self, replay_seconds: float) -> float:
         """Return the time of replays as a share of the plain step."""
         plain = self.plain.step_seconds

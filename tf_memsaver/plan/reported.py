@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tf_memsaver.plan.chen import chen_greedy, chen_sqrt
-from tf_memsaver.plan.one_level import OneLevel, tidied
+from tf_memsaver.plan.one_level import Found, OneLevel, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.search import INFINITE
 from tf_memsaver.plan.types import Segment
@@ -42,7 +42,7 @@ def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
     Raises:
       ValueError: the hints force more recomputation than that.
     """
-    judge = Judge(problem, seconds)
+    judge = _Judge(problem, seconds)
     judge.consider(tidied(problem.one_level.within(seconds).segments))
     if not any(problem.forced):
         judge.consider(problem.store_all)
@@ -53,47 +53,48 @@ def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
     return _even(problem, judge.best, seconds)
 
 
-class Judge:
+class _Judge:
     """Collects plans within a time, and says which is best."""
 
     def __init__(self, problem: Problem, seconds: float) -> None:
         self._simulator, self._seconds = problem.simulator, seconds
         self._near = 1.0 if seconds == INFINITE else 1.0 + NEAR
         self._seen: set[Segments] = set()
-        self._found: list[tuple[float, float, Segments]] = []
+        self._kept: list[tuple[int, Found]] = []
 
     def consider(self, segments: Segments) -> None:
         """Take note of a plan, unless it takes too long or needs too much."""
         if segments in self._seen:
             return
         self._seen.add(segments)
-        replay_seconds = self._simulator.measure(segments).replay_seconds
+        found = Found(segments=segments, measured=self._simulator.measure(segments))
+        if found.replay_seconds > self._seconds:
+            return
         packed = self._simulator.packed_peak(segments)
-        if replay_seconds <= self._seconds and packed <= self._most:
-            peak = max(packed, self._simulator.reported_peak(segments))
-            self._found.append((peak, replay_seconds, segments))
+        if packed <= self._most:
+            self._kept.append((max(packed, self._simulator.reported_peak(segments)), found))
 
     @property
     def _most(self) -> float:
-        return self._near * min((peak for peak, _, _ in self._found), default=INFINITE)
+        return self._near * min((peak for peak, _ in self._kept), default=INFINITE)
 
     @property
-    def best(self) -> Segments:
+    def best(self) -> Found:
         """The quickest of the plans near the least peak; of equal ones that of least peak."""
-        near = [found for found in self._found if found[0] <= self._most]
-        return min(near, key=lambda found: (found[1], found[0]))[2]
+        near = [(found.replay_seconds, peak, found) for peak, found in self._kept if peak <= self._most]
+        return min(near, key=lambda each: each[:2])[2]
 
 
-def _even(problem: Problem, best: Segments, seconds: float) -> Segments:
+def _even(problem: Problem, best: Found, seconds: float) -> Segments:
     """Return a plan that cuts equal blocks alike, if it reports about the peak of the best one or less."""
     share = 0.0 if seconds == INFINITE else EVEN
-    simulator = problem.simulator
-    allowed = simulator.measure(best).replay_seconds + share * problem.plain.step_seconds
-    even = problem.one_level.evened(best, min(seconds, allowed) if share else seconds)
+    reported = problem.simulator.reported_peak
+    allowed = best.replay_seconds + share * problem.plain.step_seconds
+    even = problem.one_level.evened(best.segments, min(seconds, allowed) if share else seconds)
     if even is None:
-        return best
-    most = simulator.reported_peak(best) * (1 + share)
-    return even.segments if simulator.reported_peak(even.segments) <= most else best
+        return best.segments
+    most = reported(best.segments) * (1 + share)
+    return even.segments if reported(even.segments) <= most else best.segments
 
 
 def _ladder(plans: OneLevel, seconds: float) -> Iterator[Segments]:

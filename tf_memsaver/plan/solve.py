@@ -16,9 +16,10 @@ from tf_memsaver.errors import (
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they register)
 from tf_memsaver.plan.bounds import least_seconds
+from tf_memsaver.plan.one_level import Found
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
-from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
+from tf_memsaver.plan.types import Plan, Request, Segment, check_cover
 
 __all__ = ["Choice", "Planner", "curve", "planner_names", "register_planner", "solve"]
 
@@ -96,9 +97,9 @@ def _plan(
 ) -> Plan:
     """Return a certified choice as a plan; ``begin`` is when planning it began (``time.perf_counter``)."""
     graph, request = problem.graph, problem.request
-    replay_seconds = problem.simulator.measure(choice.segments).replay_seconds
-    bound = least_seconds(problem, choice.segments)
-    overhead = problem.overhead(replay_seconds)
+    found = Found(segments=choice.segments, measured=problem.simulator.measure(choice.segments))
+    bound = least_seconds(problem, found)
+    overhead = problem.overhead(found.replay_seconds)
     return Plan(
         segments=choice.segments,
         batch_size=graph.batch_size,
@@ -176,9 +177,7 @@ def _certify(problem: Problem, segments: Sequence[Segment]) -> None:
         check_cover(segments, 0, len(problem.graph.units))
     except PlanFormatError as error:
         raise CertificationError(strategy, str(error)) from error
-    for segment in segments:
-        unwanted = problem.pinned if segment.mode is SegmentMode.RECOMPUTE else problem.forced
-        for unit in range(segment.start, segment.stop):
-            if unwanted[unit]:
-                label = problem.graph.units[unit].label
-                raise CertificationError(strategy, f"layer '{label}' lies in a {segment.mode.value} segment")
+    misplaced = problem.misplaced(segments)
+    if misplaced is not None:
+        unit, mode = misplaced
+        raise CertificationError(strategy, f"layer '{problem.graph.units[unit].label}' lies in a {mode.value} segment")
