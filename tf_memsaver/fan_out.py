@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.calls import ADDITIONS
-from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient, sums_of_many
+from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient, sums_of_many, viewed_input
 from tf_memsaver.emission import ends_segment
 from tf_memsaver.gates import Gates
 
@@ -77,20 +77,27 @@ def first_run_witness(
 
     needed = list(_read_by_gradients(operations, sources, results))
     read = [tensor for tensor in needed if may_be_fused(tensor)]
-    held = _held_through_sums(operations, readers, {id(tensor) for tensor in needed}, gates)
+    held = _held_through_sums(operations, readers, {id(_buffer(tensor)) for tensor in needed}, gates)
     return _witness([*read, *_squares_of_cubes(operations, gradient_scope), *held], gates)
 
 
 def _held_through_sums(
     operations: Sequence[Any], readers: Mapping[int, Sequence[Any]], needed: Collection[int], gates: Gates
 ) -> Iterator[tf.Tensor]:
-    """Read the terms of sums that the plain step needs longer (ids), and only behind the sum: see ``sums_of_many``."""
+    """Read the terms of sums whose buffers (ids) the plain step needs longer, behind the sum: see ``sums_of_many``."""
     for last, terms in sums_of_many(operations, readers):
-        held = [tensor for tensor in terms if id(tensor) in needed]
+        held = [tensor for tensor in terms if id(_buffer(tensor)) in needed]
         if held:
             with tf.name_scope(_SCOPE):
                 # Behind it by data: an operation that another one waits for is not joined with others.
                 yield gates.first_elements(held, behind=gates.gate([gates.first_elements([last.outputs[0]])]))
+
+
+def _buffer(tensor: Any) -> Any:
+    """Return the tensor that first had the buffer of this one; segments inside pass on what they read and make."""
+    while (source := viewed_input(tensor.op, tensor.value_index)) is not None:
+        tensor = source
+    return tensor
 
 
 def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterator[tf.Tensor]:

@@ -410,7 +410,7 @@ def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
             summed = operation.inputs[0].op.inputs[0]
             same = summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list()
             source = summed if same else None
-        if source is None or source.op.type == "Placeholder":
+        if source is None:
             return operation, additions
         if operation.type == "Reshape":
             additions.append(operation)
@@ -485,10 +485,7 @@ def _as_term(tensor: tf.Tensor) -> tf.Tensor:
     """
     if tensor.shape.rank is None:
         return tensor
-    maker = _maker(tensor)
-    if maker.type == "Identity" and maker.inputs[0].op.type == "Placeholder":
-        maker = maker.inputs[0].op
-    with tf.name_scope(f"{maker.name}/"):
+    with tf.name_scope(f"{_maker(tensor).name}/"):
         return tf.raw_ops.EnsureShape(input=tensor, shape=[None] * tensor.shape.rank, name=_TERM)
 
 

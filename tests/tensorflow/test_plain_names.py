@@ -178,3 +178,14 @@ def test_one_model_twice_in_one_step() -> None:
     for variable, value in zip(seeds, before, strict=True):
         variable.assign(value)
     assert plain == gradient(optimized)
+
+
+def test_an_argument_that_one_segment_passes_on_to_the_next() -> None:
+    """It is a term of a sum there, by its own name."""
+    inputs = keras.Input((32,))
+    x = layers.Dense(32, "tanh", name="before")(inputs)
+    terms = [layers.Dense(32, name=f"term{number}")(x) for number in range(3)]
+    x = layers.Dense(32, "tanh", name="after")(layers.Add(name="sum")([*terms, inputs]))
+    model = keras.Model(inputs, layers.Dense(4)(x))
+    optimized = optimized_by_hand(model, ("before", "before"), ("term0", "after"))
+    assert_trains_alike(model, optimized, ("graph",), batch_size=256)
