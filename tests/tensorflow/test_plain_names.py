@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,18 +12,19 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tensorflow import models
-from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand
+from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand, optimized_in_segments, sequence_of
 from tests.tensorflow.test_twins import model_graph
 from tests.tensorflow.training import assert_trains_alike, batch_for
 from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.plan.types import Segment, SegmentMode
 
 _ENTERING = frozenset({"Placeholder", "ReadVariableOp", "AssignVariableOp"})
 """Operations that segments have outside: variables are read before them and written behind them."""
 
 
-def shared_block(calls: int = 3) -> Any:
+def shared_block(calls: int = 3, dropout: float = 0.1) -> Any:
     """A transformer whose blocks are one and the same, as in ALBERT."""
-    attention = layers.MultiHeadAttention(2, 4, dropout=0.1, name="attention")
+    attention = layers.MultiHeadAttention(2, 4, dropout=dropout, name="attention")
     norms = [layers.LayerNormalization(name=f"norm{number}") for number in range(2)]
     up, down = layers.Dense(16, "gelu", name="up"), layers.Dense(8, name="down")
     x = inputs = keras.Input((6, 8))
@@ -189,3 +191,18 @@ def test_an_argument_that_one_segment_passes_on_to_the_next() -> None:
     model = keras.Model(inputs, layers.Dense(4)(x))
     optimized = optimized_by_hand(model, ("before", "before"), ("term0", "after"))
     assert_trains_alike(model, optimized, ("graph",), batch_size=256)
+
+
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_operations_that_read_a_variable_inside_a_segment_and_outside(blocks: int) -> None:
+    """Each read sends it a term, under a name of its own and not that of the first gradient of the segment."""
+    model = shared_block(calls=4, dropout=0.0)
+    calls = [call.label for call in sequence_of(model, "op").calls]
+    ends = [place + 1 for place, label in enumerate(calls) if re.fullmatch(r"norm1(_\d)?/add_2", label)]
+    segments = [
+        Segment(start=0, stop=ends[blocks - 1], mode=SegmentMode.RECOMPUTE),
+        Segment(start=ends[blocks - 1], stop=len(calls), mode=SegmentMode.STORE),
+    ]
+    batch = 64
+    optimized = optimized_in_segments(model, segments, batch, "op")
+    assert_trains_alike(model, optimized, ("graph",), batch_size=batch, steps=1)

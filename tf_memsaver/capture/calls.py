@@ -87,10 +87,10 @@ class CallSequence:
 
     ``inputs`` are the slots that are filled before the first call, ``outputs`` those that hold the results. Slots in
     ``resident`` (among ``inputs``) are live during the whole step, so that segments read them without a copy; those of
-    them in ``weights`` are made of trained variables, and gradients are taken for them. ``forward_first`` says whether
-    a call of the model as a function of its own sorts before the call of its gradient, by name; None if the model runs
-    in the graph of its gradient. ``shapes`` are those that a Keras model says its slots have; a first ``None`` is the
-    batch.
+    them in ``weights`` are made of trained variables, and gradients are taken for them; those in ``read_again`` are one
+    of several reads of a variable. ``forward_first`` says whether a call of the model as a function of its own sorts
+    before the call of its gradient, by name; None if the model runs in the graph of its gradient. ``shapes`` are those
+    that a Keras model says its slots have; a first ``None`` is the batch.
     """
 
     calls: tuple[Call, ...]
@@ -99,6 +99,7 @@ class CallSequence:
     slot_count: int
     resident: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
+    read_again: frozenset[int] = frozenset()
     forward_first: bool | None = None
     shapes: Mapping[int, Sequence[int | None]] = field(default_factory=dict)
 

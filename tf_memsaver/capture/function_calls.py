@@ -7,6 +7,7 @@ grouped so that each call makes one large tensor: segments of a plan are made of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ class FunctionCalls:
             slot_count=flat.slot_count,
             resident=resident,
             weights=self._trained(made),
+            read_again=self._read_again(),
             forward_first=None if scope is not None else self._sorts_first(concrete, rest),
         )
 
@@ -137,6 +139,12 @@ class FunctionCalls:
                 floats = (dtype.is_floating for dtype in call.operation.dtypes)
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
+
+    def _read_again(self) -> frozenset[int]:
+        """Return the hoisted slots that are one of several reads of a variable."""
+        reads = [call for call in self._prologue if call.operation.type == "ReadVariableOp" and call.variables]
+        times = Counter(id(call.variables[0]) for call in reads)
+        return frozenset(slot for call in reads if times[id(call.variables[0])] > 1 for slot in call.outputs)
 
     def _sorts_first(self, concrete: Any, calls: Sequence[OpCall]) -> bool:
         """Whether a call of the function has a name that sorts before that of the call of its gradient function.

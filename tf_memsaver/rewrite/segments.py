@@ -94,6 +94,10 @@ class _Readers(NamedTuple):
         found = self.behind(position, slot)
         return bool(found) and self.last[slot] == found[-1][0] and all(reader.kind in kinds for _, reader in found)
 
+    def are_within(self, segment: Segment, slot: int) -> bool:
+        """Return whether nothing outside a segment reads a slot."""
+        return all(segment.start <= index < segment.stop for index, _ in self.of_slot.get(slot, ()))
+
     def gradient_name(self, slot: int, position: int, forward_first: bool | None) -> str:
         """Return the name, in the plain step, of the gradient that arrives for a slot from behind a position."""
         found = self.behind(position, slot)
@@ -114,7 +118,7 @@ class _Block:
     """A segment with what it reads and makes.
 
     ``variables`` grows when a run meets one that its layers do not list; ``own_variables`` (ids) are those that no
-    other call lists.
+    other call lists, and ``own_weights`` the slots of weights that nothing else gets a gradient for.
     """
 
     segment: Segment
@@ -125,6 +129,7 @@ class _Block:
     passed_on: tuple[int, ...]
     spent: tuple[int, ...]
     weights: frozenset[int]
+    own_weights: frozenset[int]
     resident: frozenset[int]
     forward_first: bool | None
     gradient_names: dict[int, str]
@@ -163,6 +168,9 @@ class _Block:
             passed_on=passed_on,
             spent=tuple(slot for slot in read if readers.last[slot] < segment.stop),
             weights=sequence.weights,
+            own_weights=frozenset(
+                slot for slot in sequence.weights - sequence.read_again if readers.are_within(segment, slot)
+            ),
             resident=sequence.resident - sequence.weights,
             forward_first=sequence.forward_first,
             gradient_names={slot: readers.gradient_name(slot, segment.stop, sequence.forward_first) for slot in left},
@@ -300,7 +308,9 @@ class _Run:
         return [(place, keras_compat.read_variable(self._weights[place])) for place in self._read_again]
 
     def is_read_elsewhere(self, place: int) -> bool:
-        return place < len(self._weights) and id(self._weights[place]) not in self._block.own_variables
+        if place < len(self._weights):
+            return id(self._weights[place]) not in self._block.own_variables
+        return self._weight_slots[place - len(self._weights)] not in self._block.own_weights
 
     def held(self) -> list[tf.Tensor]:
         return self._held
