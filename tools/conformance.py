@@ -2,16 +2,16 @@
 
 Usage: python tools/conformance.py [--groups=modes,precisions] [--models=albert] [--modes=fit] [--output=FILE.json]
 
-A cell is a model, a mode, a precision, a strategy and a granularity. Its two variants, the plain model and one by the
-plan of least peak, are trained for five steps in a process each. Losses, gradients (where the mode shows them),
-weights, state and optimizer slots are compared: by bits or, where XLA compiles the step, by the largest difference in
-units in the last place of a tensor's largest number. There, a third process trains the plain model without XLA: the
-optimized model may differ from the plain one by four times what XLA makes of the plain one. Where bits differ though
-nothing was compiled, the plain model is trained again, up to three times: TensorFlow's own sums of three and more
-terms start with a term whose buffer is free by then, so that some models differ from run to run. The cell is then
-identical to one of the plain runs, or said to vary, by at most four times what the plain runs do. Results go to a JSON
-file, row by row, and as Markdown tables to stdout; with --resume, cells that the file has and that did not fail are not
-run again. The exit code is 1 if a cell failed.
+A cell is a model, a mode, a precision, a strategy, a granularity and a kind of plan (of least peak, if nothing else is
+said). Its two variants, plain and optimized, are trained for five steps in a process each. Losses, gradients (where the
+mode shows them), weights, state and optimizer slots are compared: by bits or, where XLA compiles the step, by the
+largest difference in units in the last place of a tensor's largest number. There, a third process trains the plain
+model without XLA: the optimized model may differ from the plain one by four times what XLA makes of the plain one.
+Where bits differ though nothing was compiled, the plain model is trained again, up to three times: TensorFlow's own
+sums of three and more terms start with a term whose buffer is free by then, so that some models differ from run to run.
+The cell is then identical to one of the plain runs, or said to vary, by at most four times what the plain runs do.
+Results go to a JSON file, row by row, and as Markdown tables to stdout; with --resume, cells that the file has and that
+did not fail are not run again. The exit code is 1 if a cell failed.
 """
 
 from __future__ import annotations
@@ -117,6 +117,12 @@ def _groups() -> dict[str, list[Cell]]:
             Cell(model, mode, granularity="op")
             for model in SMALL
             for mode in ("loop_function", "fit")
+            if _trained_by(model, mode)
+        ],
+        "nested": [
+            Cell(model, mode, granularity=granularity, plan="nested")
+            for model in SMALL
+            for mode, granularity in (("loop_eager", "layer"), ("fit", "layer"), ("fit", "op"), ("loop_function", "op"))
             if _trained_by(model, mode)
         ],
         "tasks": [
@@ -267,8 +273,8 @@ def _difference(left: Any, right: Any) -> float:
 
 def table(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a Markdown table."""
-    yield "| model | mode | precision | strategy | granularity | parity | recomputed | plain peak | peak |"
-    yield "|---|---|---|---|---|---|---:|---:|---:|"
+    yield "| model | mode | precision | strategy | granularity | plan | parity | recomputed | plain peak | peak |"
+    yield "|---|---|---|---|---|---|---|---:|---:|---:|"
     for row in rows:
         place = " | ".join(str(row[name]) for name in Cell._fields)
         if "units" not in row:
@@ -291,7 +297,8 @@ def _rows_before() -> dict[Cell, dict[str, Any]]:
     if not _RESUME.value or not before.exists():
         return {}
     rows = json.loads(before.read_text(encoding="utf-8"))["rows"]
-    return {Cell(*(row[name] for name in Cell._fields)): row for row in rows}
+    found = [(Cell(**{name: row[name] for name in Cell._fields if name in row}), row) for row in rows]
+    return {cell: {**cell._asdict(), **row} for cell, row in found}
 
 
 def _write(rows: list[dict[str, Any]]) -> None:

@@ -30,6 +30,7 @@ class Cell(NamedTuple):
     precision: str = "float32"
     strategy: str = "none"
     granularity: str = "layer"
+    plan: str = "min_peak"
 
     @property
     def name(self) -> str:
@@ -277,7 +278,7 @@ def _optimized(model: Any, cell: Cell, batch_size: int) -> Any:
     import tf_memsaver
     from tf_memsaver.capture.signature import share_signature
 
-    options: dict[str, Any] = {"batch_size": batch_size, "strategy": "min_peak", "granularity": cell.granularity}
+    options: dict[str, Any] = {"batch_size": batch_size, "strategy": cell.plan, "granularity": cell.granularity}
     if not hasattr(model, "optimized"):
         return tf_memsaver.optimize(model, **options)
     optimized = model.optimized(**options)
