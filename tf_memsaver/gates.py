@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_memsaver.cost.rules import METADATA_READERS
+
 
 class Constants(NamedTuple):
     """What all gates of a graph read: vectors of one element, an integer and a float zero, and the shape ``[-1]``."""
@@ -76,3 +78,27 @@ def behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -
         return tf.identity(tensor, name=name)
     zero = tf.cast(gate, tensor.dtype)
     return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tf.subtract(tensor, zero, name=name)
+
+
+_OF_SHAPES = frozenset("Cast ConcatV2 GatherV2 Maximum Minimum Mul Pack Prod Reshape StridedSlice Sub".split())
+"""Ops by which shapes are made of shapes."""
+
+
+def is_of_shapes(tensor: tf.Tensor) -> bool:
+    """Whether a tensor of a graph is made of shapes and constants only.
+
+    Such a tensor waits for nothing: it is tiny, and graph optimisation, which reads shapes off it, does not see through
+    a gate.
+    """
+    seen: set[int] = set()
+    pending = [tensor.op]
+    while pending:
+        operation = pending.pop()
+        if operation.type in METADATA_READERS or id(operation) in seen:
+            continue
+        if operation.type in _OF_SHAPES:
+            pending.extend(each.op for each in operation.inputs)
+        elif operation.type != "Const" or operation is tensor.op:
+            return False
+        seen.add(id(operation))
+    return True

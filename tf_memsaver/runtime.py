@@ -35,7 +35,7 @@ from tf_memsaver import twins
 from tf_memsaver.emission import followed, registered_segment
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.fan_out import first_run_witness, replay_witness
-from tf_memsaver.gates import Gates, behind
+from tf_memsaver.gates import Gates, behind, is_of_shapes
 from tf_memsaver.plain_names import Names, plain_name
 
 Tensors = Sequence[tf.Tensor]
@@ -177,6 +177,11 @@ class _FirstRun:
     witness: tuple[tf.Tensor, ...] = ()
     operations: tuple[tf.Operation, ...] = ()
 
+    @property
+    def apart(self) -> list[bool]:
+        """Which of the held tensors need no gate."""
+        return [not tf.executing_eagerly() and is_of_shapes(tensor) for tensor in self.held]
+
     @classmethod
     def of(cls, function: Replayable, inputs: Tensors, weights: Tensors, wanted: list[bool], gates: Gates) -> _FirstRun:
         if tf.executing_eagerly():
@@ -299,7 +304,10 @@ def _replay(
         start = _size_of_graph()
         finished: list[int] = []
         noted = weights if gate is not None else [_note_gradient(w, place, finished) for place, w in enumerate(weights)]
-        outputs = function.replay(gated, noted, [behind(gate, tensor) for tensor in first.held])
+        held = [
+            tensor if apart else behind(gate, tensor) for tensor, apart in zip(first.held, first.apart, strict=True)
+        ]
+        outputs = function.replay(gated, noted, held)
         losses = [function.is_loss(place) for place in range(len(outputs))]
         if gate is None and any(losses):
             outputs = [t if is_loss else _late(t) for t, is_loss in zip(outputs, losses, strict=True)]
@@ -364,7 +372,7 @@ def _described(
         ]
 
     return twins.Replay(
-        key=(function.forward_first, tuple(places), tuple(first.wanted), kinds, operations),
+        key=(function.forward_first, tuple(places), tuple(first.wanted), tuple(first.apart), kinds, operations),
         sources=(*read, *outside, *gates.constants()),
         forward=tuple(named(first.operations)),
         names=(

@@ -18,7 +18,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow import models
-from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments
+from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, sequence_of
 from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
 from tf_memsaver.capture import model_function
 from tf_memsaver.capture.known_shapes import KnownShapes, longest_increasing
@@ -263,3 +263,21 @@ def test_a_pass_whose_gradient_nobody_takes_is_fused_as_the_plain_one() -> None:
             variable.assign(value)
     for plain, segmented in zip(*outputs, strict=True):
         np.testing.assert_array_equal(plain, segmented)
+
+
+def test_random_numbers_of_a_replay_have_a_shape_that_graph_optimisation_sees() -> None:
+    """Else it takes out what it does for unequal shapes later than in the plain step, and folds other constants."""
+    inputs = keras.Input((32,))
+    x = layers.Dropout(0.1, dtype="mixed_float16")(layers.Dense(64, "gelu", dtype="mixed_float16")(inputs))
+    x = layers.Dense(64, "gelu", dtype="float64", name="after")(x)
+    model = keras.Model(inputs, layers.Dense(4)(x))
+    calls = [call.label for call in sequence_of(model, "op").calls]
+    start, stop = (next(n for n, label in enumerate(calls) if each in label) for each in ("Uniform", "after_1/Gelu"))
+    modes = (SegmentMode.STORE, SegmentMode.RECOMPUTE, SegmentMode.STORE)
+    ends = (0, start, stop, len(calls))
+    segments = [
+        Segment(start=a, stop=b, mode=mode) for (a, b), mode in zip(itertools.pairwise(ends), modes, strict=True)
+    ]
+    optimized = optimized_in_segments(model, segments, 64, "op")
+    assert_trains_alike(model, optimized, modes=("graph",), batch_size=64, free_batch=True)
+    assert_close(*(train(each, mode="xla", batch_size=64) for each in (model, optimized)), tolerance=1e-2)

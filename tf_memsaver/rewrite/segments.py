@@ -23,6 +23,9 @@ from tf_memsaver.plain_names import Names, plain_name
 from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.runtime import Shared, Tensors, recompute
 
+_SMALL = 64
+"""Elements."""
+
 
 class SegmentedForward:
     """The forward pass of a model in segments: flat inputs in, flat outputs out."""
@@ -249,12 +252,14 @@ class _Run:
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._name_scope = tf.get_current_name_scope()
         _refuse_composites(block, slots)
-        entering = [slot for slot in block.inputs if slot not in block.resident]
+        # Random numbers wait for the gate of a replay by their seeds.
+        resident = {slot for slot in block.resident.intersection(block.inputs) if not _is_small_integer(slots[slot])}
+        entering = [slot for slot in block.inputs if slot not in resident]
         floats = [slot for slot in entering if _is_differentiable(slots[slot])]
         self._weight_slots = tuple(slot for slot in floats if slot in block.weights)
         self._float_slots = tuple(slot for slot in floats if slot not in block.weights)
         self._other_slots = tuple(slot for slot in entering if slot not in floats)
-        self._resident = {slot: slots[slot] for slot in block.inputs if slot in block.resident}
+        self._resident = {slot: slots[slot] for slot in block.inputs if slot in resident}
         self.differentiable = [slots[slot] for slot in self._float_slots]
         self.uncopied = [keras_compat.read_variable(v) for v in weights] + [slots[s] for s in self._weight_slots]
         masks = [(slot, keras_compat.get_keras_mask(slots[slot])) for slot in block.inputs if slots[slot] is not None]
@@ -398,3 +403,8 @@ def _refuse_composites(block: _Block, slots: Sequence[Any]) -> None:
 
 def _is_differentiable(tensor: Any) -> bool:
     return isinstance(tensor, tf.Tensor) and (tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def _is_small_integer(tensor: Any) -> bool:
+    count = tensor.shape.num_elements() if isinstance(tensor, tf.Tensor) and tensor.dtype.is_integer else None
+    return count is not None and count <= _SMALL
