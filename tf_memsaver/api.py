@@ -107,7 +107,8 @@ def search_plan(
       budget: bytes, or text such as ``"6GiB"``, that the peak of a whole training step must stay within.
       max_overhead: the extra predicted step time allowed, as a share of the plain step; 0.3 without a budget.
       strategy: a planner's name; ``"auto"`` takes the quickest step within the budget or, without one, the smallest
-        peak within ``max_overhead`` (of those within 2% of it, the quickest).
+        peak within ``max_overhead`` (of those within 2% of it, the quickest; nested ones only where more than 0.3 is
+        allowed, or a budget needs them).
       keep: names or patterns of layers that must not be replayed.
       recompute: names or patterns of layers that must be replayed.
       candidates: names or patterns of the only layers behind which a segment may end.

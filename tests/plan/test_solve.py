@@ -73,6 +73,14 @@ def test_an_explicit_overhead_is_kept_or_refused():
     assert solve(graph, Request(max_overhead=0.0)).peak_bytes == free.plain_peak_bytes
 
 
+def test_an_overhead_above_the_default_buys_several_levels():
+    graph = chain([8] * 64)
+    plans = {overhead: solve(graph, Request(max_overhead=overhead)) for overhead in (0.3, 0.35, 0.6)}
+    assert [plan.planner for plan in plans.values()] == ["min_peak_within", "nested", "nested"]
+    assert all(plan.step_overhead <= overhead for overhead, plan in plans.items())
+    assert plans[0.6].peak_bytes < plans[0.35].peak_bytes < solve(graph, Request(strategy="min_peak")).peak_bytes
+
+
 @pytest.mark.usefixtures("scratch_table")
 @pytest.mark.parametrize(
     ("segments", "reason"),

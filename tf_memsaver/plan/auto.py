@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.plan.min_time import choice_of, quickest_within
-from tf_memsaver.plan.nested import quickest_nested
+from tf_memsaver.plan.nested import least_nested, quickest_nested
 from tf_memsaver.plan.one_level import tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
@@ -18,8 +18,8 @@ def auto(problem: Problem) -> Choice:
 
     Of one level, or of several where no plan of one level is within the budget. Without one, see ``least_reported``.
 
-    The overhead is ``max_overhead``, or ``DEFAULT_MAX_OVERHEAD`` when the request has none. Where a budget is given and
-    the plain step fits, everything is stored.
+    The overhead is ``max_overhead``, or ``DEFAULT_MAX_OVERHEAD`` when the request has none; whoever allows more gets
+    several levels where these need less. Where a budget is given and the plain step fits, everything is stored.
 
     Raises:
       InfeasibleBudgetError: the least peak is above the budget.
@@ -35,10 +35,13 @@ def auto(problem: Problem) -> Choice:
                 raise InfeasibleBudgetError(request.budget_bytes, found.peak_bytes) from None
             return Choice(planner="nested", segments=tidied(found.segments))
     overhead = DEFAULT_MAX_OVERHEAD if request.max_overhead is None else request.max_overhead
+    seconds = overhead * problem.plain.step_seconds
+    deeper = least_nested(problem, seconds) if overhead > DEFAULT_MAX_OVERHEAD else ()
     try:
-        segments = least_reported(problem, overhead * problem.plain.step_seconds)
+        segments = least_reported(problem, seconds, deeper)
     except ValueError as error:
         quickest = plans.quickest(2**62)
         least = 0.0 if quickest is None else quickest.replay_seconds / problem.plain.step_seconds
         raise InfeasibleOverheadError(overhead, least) from error
-    return Choice(planner="min_peak_within", segments=segments)
+    nests = any(segment.children for segment in segments)
+    return Choice(planner="nested" if nests else "min_peak_within", segments=segments)

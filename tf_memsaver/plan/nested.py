@@ -33,6 +33,9 @@ SLOTS = 256
 ABOVE = 1.5
 """Well above 1, since the recurrence counts what enters a segment again where the simulator does not."""
 
+PROPOSED = 8
+"""Plans that are proposed for the least peak within a time."""
+
 POLISHED = 4
 """Plans that a local search begins with: the best ones."""
 
@@ -71,6 +74,12 @@ def quickest_nested(problem: Problem, budget: int) -> Found:
     steps = min(MOST_STEPS, STEPS_A_CUT * len(problem.cuts), MOST_OPS // len(problem.graph.ops))
     better = [polished(problem, found, rank, steps, seed) for seed, found in enumerate(best)]
     return min([smallest, *better], key=rank)
+
+
+def least_nested(problem: Problem, seconds: float) -> list[tuple[Segment, ...]]:
+    """Return plans of least simulated peak whose replays take at most ``seconds``, not more than ``PROPOSED``."""
+    quick = [found for found in problem.one_level.several_levels if found.replay_seconds <= seconds]
+    return [tidied(found.segments) for found in sorted(quick, key=lambda found: found.rank)[:PROPOSED]]
 
 
 @dataclass(frozen=True, slots=True)

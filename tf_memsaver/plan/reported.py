@@ -9,7 +9,7 @@ one that a single model flatters most. A local search on top would follow it int
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tf_memsaver.plan.chen import chen_greedy, chen_sqrt
 from tf_memsaver.plan.one_level import Found, OneLevel, tidied
@@ -33,11 +33,11 @@ it may take longer."""
 Segments = tuple[Segment, ...]
 
 
-def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
+def least_reported(problem: Problem, seconds: float = INFINITE, others: Iterable[Segments] = ()) -> Segments:
     """Return the quickest of the plans of about the least reported peak whose replays take at most ``seconds``.
 
-    Of those that were found: the plan of least simulated peak, the plain step and Chen et al.'s are among them, where
-    these keep to ``seconds`` and to the hints.
+    Of those that were found: the plan of least simulated peak, the plain step, Chen et al.'s and ``others`` are among
+    them, where these keep to ``seconds`` and to the hints.
 
     Raises:
       ValueError: the hints force more recomputation than that.
@@ -48,7 +48,7 @@ def least_reported(problem: Problem, seconds: float = INFINITE) -> Segments:
         judge.consider(problem.store_all)
     judge.consider(chen_sqrt(problem))
     judge.consider(chen_greedy(problem))
-    for segments in _ladder(problem.one_level, seconds):
+    for segments in (*_ladder(problem.one_level, seconds), *others):
         judge.consider(segments)
     return _even(problem, judge.best, seconds)
 
