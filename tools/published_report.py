@@ -55,8 +55,8 @@ figures; *at* is the predicted overhead. Their script prints the cut of the whol
 tensors"; which of them the paper shows is not known, but a cut of 81% of ResNet152's whole peak would leave, beside its
 weights and their gradients, about two of its largest outputs, and one BatchNorm's gradient takes more. *best cut* is
 the largest one when `min_peak` and `nested` are asked, too, within the same overhead: `search_plan` looks at a few
-nested plans only, and of plans within 2% of the least peak it takes the quickest. *peak at* is where the best plan needs
-most."""
+nested plans only, and of plans within 2% of the least peak it takes the quickest. *peak at* is where the best plan
+needs most."""
 
 MEASURED = """\
 Measured, graph mode, in a process each: batches of 8 at the same image sizes, plans for the same overheads by
