@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_memsaver.cost.rules import METADATA_READERS
-
 
 class Constants(NamedTuple):
     """What all gates of a graph read: vectors of one element, an integer and a float zero, and the shape ``[-1]``."""
@@ -80,8 +78,11 @@ def behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -
     return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tf.subtract(tensor, zero, name=name)
 
 
+_SHAPES = frozenset("Rank Shape ShapeN Size".split())
+"""Ops that read the shape of a tensor,"""
+
 _OF_SHAPES = frozenset("Cast ConcatV2 GatherV2 Maximum Minimum Mul Pack Prod Reshape StridedSlice Sub".split())
-"""Ops by which shapes are made of shapes."""
+"""and those by which shapes are made of shapes."""
 
 
 def is_of_shapes(tensor: tf.Tensor) -> bool:
@@ -94,7 +95,7 @@ def is_of_shapes(tensor: tf.Tensor) -> bool:
     pending = [tensor.op]
     while pending:
         operation = pending.pop()
-        if operation.type in METADATA_READERS or id(operation) in seen:
+        if operation.type in _SHAPES or id(operation) in seen:
             continue
         if operation.type in _OF_SHAPES:
             pending.extend(each.op for each in operation.inputs)
