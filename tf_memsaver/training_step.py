@@ -55,11 +55,19 @@ class TrainingStep:
     """
 
     def __init__(
-        self, model: Any, mode: str, example: tuple[Any, Any], *, optimizer: Any = None, gradients: bool = True
+        self,
+        model: Any,
+        mode: str,
+        example: tuple[Any, Any],
+        *,
+        optimizer: Any = None,
+        gradients: bool = True,
+        free_batch: bool = True,
     ) -> None:
         """Prepare a step on batches like ``example`` (inputs and targets) in one of ``MODES``.
 
-        Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them.
+        Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
+        ``free_batch`` it is traced for the batch size of the example.
         """
         self._model, self._optimizer, self._returned = model, optimizer, gradients
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
@@ -67,9 +75,8 @@ class TrainingStep:
             optimizer.build(self.weights)
         self._function: Callable[..., Any] = self._step
         if mode != "eager":
-            self._function = tf.function(
-                self._step, jit_compile=mode == "xla", input_signature=keras.tree.map_structure(_free, example)
-            )
+            signature = keras.tree.map_structure(_free if free_batch else tf.TensorSpec.from_tensor, example)
+            self._function = tf.function(self._step, jit_compile=mode == "xla", input_signature=signature)
         self._mode = mode
         self.gradient_bytes = sum(v.value.shape.num_elements() * v.value.dtype.size for v in self.weights)
 
