@@ -178,9 +178,9 @@ class _FirstRun:
     operations: tuple[tf.Operation, ...] = ()
 
     @property
-    def apart(self) -> list[bool]:
-        """Which of the held tensors need no gate."""
-        return [not tf.executing_eagerly() and is_of_shapes(tensor) for tensor in self.held]
+    def ungated(self) -> list[bool]:
+        """Which of the held tensors a replay reads as they are."""
+        return [tf.is_symbolic_tensor(tensor) and is_of_shapes(tensor) for tensor in self.held]
 
     @classmethod
     def of(cls, function: Replayable, inputs: Tensors, weights: Tensors, wanted: list[bool], gates: Gates) -> _FirstRun:
@@ -304,9 +304,8 @@ def _replay(
         start = _size_of_graph()
         finished: list[int] = []
         noted = weights if gate is not None else [_note_gradient(w, place, finished) for place, w in enumerate(weights)]
-        held = [
-            tensor if apart else behind(gate, tensor) for tensor, apart in zip(first.held, first.apart, strict=True)
-        ]
+        pairs = zip(first.held, first.ungated, strict=True)
+        held = [tensor if ungated else behind(gate, tensor) for tensor, ungated in pairs]
         outputs = function.replay(gated, noted, held)
         losses = [function.is_loss(place) for place in range(len(outputs))]
         if gate is None and any(losses):
@@ -372,7 +371,7 @@ def _described(
         ]
 
     return twins.Replay(
-        key=(function.forward_first, tuple(places), tuple(first.wanted), tuple(first.apart), kinds, operations),
+        key=(function.forward_first, tuple(places), tuple(first.wanted), tuple(first.ungated), kinds, operations),
         sources=(*read, *outside, *gates.constants()),
         forward=tuple(named(first.operations)),
         names=(

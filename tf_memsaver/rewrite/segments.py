@@ -24,7 +24,7 @@ from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.runtime import Shared, Tensors, recompute
 
 _SMALL = 64
-"""Elements."""
+"""Elements of an integer tensor, such as a seed."""
 
 
 class SegmentedForward:
@@ -172,7 +172,9 @@ class _Block:
             spent=tuple(slot for slot in read if readers.last[slot] < segment.stop),
             weights=sequence.weights,
             own_weights=frozenset(
-                slot for slot in sequence.weights - sequence.read_again if readers.are_within(segment, slot)
+                slot
+                for slot in sequence.weights.intersection(read) - sequence.read_again
+                if readers.are_within(segment, slot)
             ),
             resident=sequence.resident - sequence.weights,
             forward_first=sequence.forward_first,
