@@ -167,7 +167,8 @@ def _forward_mode(*_: Any) -> Any:
 class _FirstRun:
     """What a first run left: ``witness`` is what the gate of the replay must depend on, in graph mode.
 
-    ``wanted`` tells for which inputs a gradient is, ``variables`` which weights are reads of the same variable.
+    ``wanted`` tells for which inputs a gradient is, ``variables`` which weights are reads of the same variable, and
+    ``ungated`` has the places of the held tensors that a replay reads as they are.
     """
 
     outputs: list[tf.Tensor]
@@ -176,11 +177,7 @@ class _FirstRun:
     variables: list[int] = field(default_factory=list)
     witness: tuple[tf.Tensor, ...] = ()
     operations: tuple[tf.Operation, ...] = ()
-
-    @property
-    def ungated(self) -> list[bool]:
-        """Which of the held tensors a replay reads as they are."""
-        return [tf.is_symbolic_tensor(tensor) and is_of_shapes(tensor) for tensor in self.held]
+    ungated: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, function: Replayable, inputs: Tensors, weights: Tensors, wanted: list[bool], gates: Gates) -> _FirstRun:
@@ -193,12 +190,14 @@ class _FirstRun:
         scope = _GRADIENT_SCOPES[function.forward_first]
         sources = [*itertools.compress(inputs, wanted), *weights]
         witness = first_run_witness(operations, sources, outputs, scope, gates)
+        held = function.held()
         return cls(
             outputs=outputs,
-            held=function.held(),
+            held=held,
             wanted=wanted,
             witness=() if witness is None else (witness,),
             operations=operations,
+            ungated=frozenset(p for p, t in enumerate(held) if tf.is_symbolic_tensor(t) and is_of_shapes(t)),
         )
 
 
@@ -304,8 +303,7 @@ def _replay(
         start = _size_of_graph()
         finished: list[int] = []
         noted = weights if gate is not None else [_note_gradient(w, place, finished) for place, w in enumerate(weights)]
-        pairs = zip(first.held, first.ungated, strict=True)
-        held = [tensor if ungated else behind(gate, tensor) for tensor, ungated in pairs]
+        held = [t if place in first.ungated else behind(gate, t) for place, t in enumerate(first.held)]
         outputs = function.replay(gated, noted, held)
         losses = [function.is_loss(place) for place in range(len(outputs))]
         if gate is None and any(losses):
@@ -371,7 +369,7 @@ def _described(
         ]
 
     return twins.Replay(
-        key=(function.forward_first, tuple(places), tuple(first.wanted), tuple(first.ungated), kinds, operations),
+        key=(function.forward_first, tuple(places), tuple(first.wanted), first.ungated, kinds, operations),
         sources=(*read, *outside, *gates.constants()),
         forward=tuple(named(first.operations)),
         names=(

@@ -122,16 +122,14 @@ def _put_into(order: Order, sequence: CallSequence) -> CallSequence:
 
 
 def _captured(model: Any, order: Order) -> Graph:
-    from tf_memsaver.capture.convert import build_graph, current_device
+    from tf_memsaver.capture.convert import traced_graph
     from tf_memsaver.capture.keras_model import KerasStep
-    from tf_memsaver.capture.step import trace_step
 
     class Reordered(KerasStep):
         def _sequence(self) -> CallSequence:
             return _put_into(order, super()._sequence())
 
-    step = trace_step(Reordered(model, BATCH))
-    return build_graph(Reordered(model, BATCH), step, BATCH, current_device())
+    return traced_graph(Reordered(model, BATCH), BATCH)
 
 
 def _rows(name: str) -> list[str]:

@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +96,18 @@ def _rows(name: str) -> list[str]:
                 taken[key].append(time.perf_counter() - begin)
     rows = []
     for (profile, limit), plan in plans.items():
-        known, free = (
-            statistics.median(
-                ours / plain for ours, plain in zip(taken[is_free, (profile, limit)], taken[is_free, None], strict=True)
-            )
-            - 1
-            for is_free in (False, True)
-        )
+        known, free = (_extra(taken[is_free, (profile, limit)], taken[is_free, None]) for is_free in (False, True))
         rows.append(
             f"| {name} | {batch_size} | {granularity} | {'measured' if profile else 'roofline'} | {limit:.0%} | "
             f"{plan.peak_bytes / plan.plain_peak_bytes:.0%} | {plan.step_overhead:+.1%} | {free:+.1%} | {known:+.1%} | "
             f"{100 * (plan.step_overhead - known):+.1f} |"
         )
     return rows
+
+
+def _extra(ours: Sequence[float], plain: Sequence[float]) -> float:
+    """Return the extra time as a share of the plain step's: the median of the ratios of each round."""
+    return statistics.median(one / other for one, other in zip(ours, plain, strict=True)) - 1
 
 
 def main(_: list[str]) -> int:

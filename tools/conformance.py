@@ -297,8 +297,7 @@ def _rows_before() -> dict[Cell, dict[str, Any]]:
     if not _RESUME.value or not before.exists():
         return {}
     rows = json.loads(before.read_text(encoding="utf-8"))["rows"]
-    found = [(Cell(**{name: row[name] for name in Cell._fields if name in row}), row) for row in rows]
-    return {cell: {**cell._asdict(), **row} for cell, row in found}
+    return {Cell(*(row[name] for name in Cell._fields)): row for row in rows}
 
 
 def _write(rows: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow import models
-from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, sequence_of
+from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of, sequence_of
 from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
 from tf_memsaver.capture import model_function
 from tf_memsaver.capture.known_shapes import KnownShapes, longest_increasing
@@ -273,11 +273,6 @@ def test_random_numbers_of_a_replay_have_a_shape_that_graph_optimisation_sees() 
     model = keras.Model(inputs, layers.Dense(4)(x))
     calls = [call.label for call in sequence_of(model, "op").calls]
     start, stop = (next(n for n, label in enumerate(calls) if each in label) for each in ("Uniform", "after_1/Gelu"))
-    modes = (SegmentMode.STORE, SegmentMode.RECOMPUTE, SegmentMode.STORE)
-    ends = (0, start, stop, len(calls))
-    segments = [
-        Segment(start=a, stop=b, mode=mode) for (a, b), mode in zip(itertools.pairwise(ends), modes, strict=True)
-    ]
-    optimized = optimized_in_segments(model, segments, 64, "op")
+    optimized = optimized_in_segments(model, segments_of(calls, [(calls[start], calls[stop - 1])]), 64, "op")
     assert_trains_alike(model, optimized, modes=("graph",), batch_size=64, free_batch=True)
     assert_close(*(train(each, mode="xla", batch_size=64) for each in (model, optimized)), tolerance=1e-2)

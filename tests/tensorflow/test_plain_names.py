@@ -12,11 +12,16 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tensorflow import models
-from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand, optimized_in_segments, sequence_of
+from tests.tensorflow.plans import (
+    optimized_between_cuts,
+    optimized_by_hand,
+    optimized_in_segments,
+    segments_of,
+    sequence_of,
+)
 from tests.tensorflow.test_twins import model_graph
 from tests.tensorflow.training import assert_trains_alike, batch_for
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.plan.types import Segment, SegmentMode
 
 _ENTERING = frozenset({"Placeholder", "ReadVariableOp", "AssignVariableOp"})
 """Operations that segments have outside: variables are read before them and written behind them."""
@@ -198,11 +203,7 @@ def test_operations_that_read_a_variable_inside_a_segment_and_outside(blocks: in
     """Each read sends it a term, under a name of its own and not that of the first gradient of the segment."""
     model = shared_block(calls=4, dropout=0.0)
     calls = [call.label for call in sequence_of(model, "op").calls]
-    ends = [place + 1 for place, label in enumerate(calls) if re.fullmatch(r"norm1(_\d)?/add_2", label)]
-    segments = [
-        Segment(start=0, stop=ends[blocks - 1], mode=SegmentMode.RECOMPUTE),
-        Segment(start=ends[blocks - 1], stop=len(calls), mode=SegmentMode.STORE),
-    ]
+    ends = [label for label in calls if re.fullmatch(r"norm1(_\d)?/add_2", label)]
     batch = 64
-    optimized = optimized_in_segments(model, segments, batch, "op")
+    optimized = optimized_in_segments(model, segments_of(calls, [(calls[0], ends[blocks - 1])]), batch, "op")
     assert_trains_alike(model, optimized, ("graph",), batch_size=batch, steps=1)

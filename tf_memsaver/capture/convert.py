@@ -12,14 +12,22 @@ from tf_memsaver.capture.cuts import joined_positions
 from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.operations import costs_of, spec_of, tensor_bytes, viewed_input
 from tf_memsaver.capture.pinning import pinned_units
-from tf_memsaver.capture.step import StepSource, TracedStep
+from tf_memsaver.capture.step import StepSource, TracedStep, trace_step
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import Device, device_named
+from tf_memsaver.emission import free_dimension_is
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.topology import find_cuts
 
 TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""
+
+
+def traced_graph(source: StepSource, batch_size: int, *, profile: bool = False) -> Graph:
+    """Trace the step of a source and return its Graph on the device at hand; see ``trace_step`` and ``build_graph``."""
+    with free_dimension_is(batch_size):
+        step = trace_step(source)
+    return build_graph(source, step, batch_size, current_device(), profile=profile)
 
 
 def current_device() -> Device:

@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.batch import check_batch_size, mean_squares
-from tf_memsaver.capture.convert import build_graph, current_device
+from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.function_calls import FunctionCalls
-from tf_memsaver.capture.step import Placeholders, Weight, trace_step
-from tf_memsaver.emission import free_dimension_is
+from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 
@@ -56,10 +55,7 @@ def capture_function(calls: FunctionCalls, *, batch_size: int | None, profile: b
             raise InvalidRequestError("the first dimension of an argument is free: give batch_size=, which bytes need")
         batch_size = max(firsts, default=1)
     batch_size = check_batch_size(batch_size)
-    source = FunctionStep(calls, batch_size)
-    with free_dimension_is(batch_size):
-        step = trace_step(source)
-    return build_graph(source, step, batch_size, current_device(), profile=profile)
+    return traced_graph(FunctionStep(calls, batch_size), batch_size, profile=profile)
 
 
 class FunctionStep:

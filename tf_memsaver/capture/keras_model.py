@@ -12,13 +12,12 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.batch import check_batch_size, input_specs
 from tf_memsaver.capture.calls import CallSequence
-from tf_memsaver.capture.convert import build_graph, current_device
+from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.capture.signature import check_model
-from tf_memsaver.capture.step import Placeholders, Weight, trace_step
+from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.capture.sublayer_calls import SublayerCalls
-from tf_memsaver.emission import free_dimension_is
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 
@@ -48,9 +47,7 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", pr
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     source = _source(model, batch_size, granularity)
-    with free_dimension_is(batch_size):
-        step = trace_step(source)
-    graph = build_graph(source, step, batch_size, current_device(), profile=profile)
+    graph = traced_graph(source, batch_size, profile=profile)
     if isinstance(source, KerasSublayerStep) and all(unit.pinned for unit in graph.units):
         raise _nothing_to_replay(model, graph)
     return graph
