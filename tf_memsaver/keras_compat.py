@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from keras.src.backend.common.stateless_scope import StatelessScope, get_statele
 from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.functional import operation_fn as _operation_fn
-from tensorflow.python.eager.record import record_operation, stop_recording
+from tensorflow.python.eager.record import could_possibly_record, record_operation, stop_recording
 
 LayerHandler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Makes the call of a layer: see ``layer_calls_go_to``."""
@@ -59,7 +59,7 @@ def bind_training(operation: Any, training: bool | None) -> Callable[..., Any]:
     return _operation_fn(operation, training=training)
 
 
-def training_seen_by(operation: Any, kwargs: dict[str, Any], training: bool) -> bool:
+def training_seen_by(operation: Any, kwargs: Mapping[str, Any], training: bool | None) -> bool | None:
     """Return the ``training`` that a nested model's call gets when its parent is called with ``training``."""
 
     class Probe:
@@ -77,26 +77,34 @@ def training_seen_by(operation: Any, kwargs: dict[str, Any], training: bool) -> 
 class Environment:
     """What a layer call inherits from its surroundings: call-context arguments and the autocast dtype."""
 
-    __slots__ = ("arguments", "autocast_dtype", "autocast_set")
+    __slots__ = ("arguments", "autocast_dtype", "autocast_set", "context")
 
-    def __init__(self, arguments: dict[str, Any], autocast_set: bool, autocast_dtype: str | None) -> None:
-        self.arguments, self.autocast_set, self.autocast_dtype = arguments, autocast_set, autocast_dtype
+    def __init__(self, context: Any, arguments: dict[str, Any], autocast_set: bool, autocast_dtype: str | None) -> None:
+        self.context, self.arguments = context, arguments
+        self.autocast_set, self.autocast_dtype = autocast_set, autocast_dtype
 
 
 def current_environment(training: bool | None) -> Environment:
-    """Return the surroundings of the running call (global attribute ``current_call_ctx``), with ``training`` set."""
+    """Return the surroundings of the running call (global attribute ``current_call_ctx``).
+
+    Where none runs, there is ``training`` alone.
+    """
     context = global_state.get_global_attribute("current_call_ctx")
-    arguments = {} if context is None else {k: v for k, v in vars(context).items() if k != "entry_layer"}
-    arguments["training"] = training
+    arguments = {"training": training} if context is None else _arguments_in(context)
     scope = get_autocast_scope()
-    return Environment(arguments, scope is not None, None if scope is None else scope.dtype)
+    return Environment(context, arguments, scope is not None, None if scope is None else scope.dtype)
+
+
+def _arguments_in(context: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(context).items() if name != "entry_layer"}
 
 
 @contextlib.contextmanager
 def call_environment(environment: Environment) -> Iterator[None]:
     """Run layers as if inside the model's call: a replay happens after that call has ended.
 
-    The context's entry layer is none of the model's, so that no layer resets the context or clears its losses.
+    The context's entry layer is none of the model's, so that no layer resets the context or clears its losses. What a
+    layer leaves in the context for those behind it (a nested model its ``training``) is there after a first run, too.
     """
     outer = global_state.get_global_attribute("current_call_ctx")
     context = CallContext(entry_layer=None)
@@ -109,6 +117,9 @@ def call_environment(environment: Environment) -> Iterator[None]:
                 yield
         else:
             yield
+        if outer is not None and outer is environment.context:
+            for name, value in _arguments_in(context).items():
+                outer.set_value(name, value)
     finally:
         global_state.set_global_attribute("current_call_ctx", outer)
 
@@ -289,10 +300,20 @@ def _make_layers_ask() -> None:
     keras.layers.Layer.__call__ = ask
 
 
-def training_of_call() -> bool:
+def training_of_call() -> bool | None:
     """Return the ``training`` that the running call of a layer gives to layers that are not told."""
     context = global_state.get_global_attribute("current_call_ctx")
-    return bool(getattr(context, "training", None))
+    return getattr(context, "training", None)
+
+
+def takes_training(model: Any) -> bool:
+    """Whether ``fit`` calls a model with ``training=True`` (``_call_has_training_arg``)."""
+    return bool(model._call_has_training_arg)
+
+
+def tape_may_record() -> bool:
+    """Whether a tape is active that has not been stopped (``record.could_possibly_record``)."""
+    return bool(could_possibly_record())
 
 
 def losses_of(operation: Any) -> list[Any]:
@@ -368,12 +389,26 @@ def share_layers(source: Any, target: Any) -> None:
         vars(target)[name][:] = vars(source)[name]
 
 
+_OF_CALL = (
+    "_allow_non_tensor_positional_args",
+    "_call_context_args",
+    "_call_has_context_arg",
+    "_call_has_mask_arg",
+    "_call_has_training_arg",
+    "_call_signature",
+    "_convert_input_args",
+    "call_signature_parameters",
+    "supports_jit",
+)
+"""What a layer's constructor read off its ``call``, or was told of it, and ``Layer.__call__`` and ``fit`` go by."""
+
+
 def share_attributes(source: Any, target: Any) -> None:
     """Carry over what ``source`` has and ``target`` lacks, and the settings that its constructor took.
 
     What the constructor or ``compile`` sets is left alone: ``target`` has its own of those already.
     """
-    settings = ("_trainable", "_dtype_policy", "autocast", "_distribute_strategy", "_manual_input_spec")
+    settings = ("_trainable", "_dtype_policy", "autocast", "_distribute_strategy", "_manual_input_spec", *_OF_CALL)
     own = set(vars(target)) | {"_memsaver"}
     for name, value in vars(source).items():
         if name in settings:

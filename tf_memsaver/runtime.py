@@ -261,7 +261,7 @@ def _replay_gradients(
     if tf.executing_eagerly():
         gradients = trace()
     else:
-        described = _described(function, first, places, arrived, [*inputs, *weights], shared.gates)
+        described = _described(function, first, places, arrived, inputs, weights, shared.gates)
         gradients = shared.traces.gradients(described, trace, shared.names.kept)
 
     def second(*_: Any) -> Any:
@@ -351,15 +351,25 @@ def _as_finished(gradients: list[Any], variables: Sequence[int], finished: Seque
 
 
 def _described(
-    function: Replayable, first: _FirstRun, places: Sequence[int], arrived: Tensors, sources: Tensors, gates: Gates
+    function: Replayable,
+    first: _FirstRun,
+    places: Sequence[int],
+    arrived: Tensors,
+    inputs: Tensors,
+    weights: Tensors,
+    gates: Gates,
 ) -> twins.Replay | None:
     """Return what the trace of ``_replay`` depends on, or None if that cannot be said."""
+    sources = [*inputs, *weights]
     read = [*arrived, *sources, *first.held, *first.witness]
     described = twins.description(first.operations, [*read, *first.outputs])
     if described is None:
         return None
     operations, outside = described
     kinds = tuple(gradient.op.type if gradient.op.type in _RENAMED else "" for gradient in arrived)
+
+    # A frozen layer runs the same operations as others, but its variables are held, and get no gradient.
+    variables = tuple(first.variables)
 
     def named(operations: Iterable[Any]) -> list[str]:
         return [
@@ -369,7 +379,7 @@ def _described(
         ]
 
     return twins.Replay(
-        key=(function.forward_first, tuple(places), tuple(first.wanted), first.ungated, kinds, operations),
+        key=(function.forward_first, tuple(places), tuple(first.wanted), variables, first.ungated, kinds, operations),
         sources=(*read, *outside, *gates.constants()),
         forward=tuple(named(first.operations)),
         names=(

@@ -136,12 +136,12 @@ class _NaiveForward:
     def __init__(self, sequence: CallSequence, plan: Plan, capture_skips: bool) -> None:
         self._sequence, self._plan, self._capture_skips = sequence, plan, capture_skips
 
-    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
-        functional, training = keras_compat.inner_functional(model), True
+    def __call__(self, model: Any, args: Any, kwargs: Any) -> Any:
+        functional, training = keras_compat.inner_functional(model), kwargs["training"]
         names = Names.of_model()
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(
-            self._sequence.inputs, keras_compat.standardize_inputs(functional, inputs), strict=True
+            self._sequence.inputs, keras_compat.standardize_inputs(functional, args[0]), strict=True
         ):
             slots[slot] = tensor
         for segment in self._plan.segments:

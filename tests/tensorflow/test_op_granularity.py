@@ -21,8 +21,8 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of, sequence_of
 from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
 from tf_memsaver.capture import model_function
-from tf_memsaver.capture.known_shapes import KnownShapes, longest_increasing
 from tf_memsaver.capture.model_function import ModelFunction
+from tf_memsaver.capture.moved_cuts import MovedCuts, longest_increasing
 from tf_memsaver.capture.signature import trace_call
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tf_memsaver.plan.types import Plan, Segment, SegmentMode
@@ -183,7 +183,7 @@ def test_known_shapes_are_traced_again(batch: int) -> None:
     x = layers.TimeDistributed(layers.Dense(8, activation="tanh"))(x)
     model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling3D()(x)))
     planned = ModelFunction(model).calls.sequence
-    known = KnownShapes(model, planned, [tf.TensorShape((batch, 6, 4, 4, 2))])
+    known = MovedCuts(model, planned, {"training": True}, [tf.TensorShape((batch, 6, 4, 4, 2))])
     assert len(planned.calls) > len(known.calls.sequence.calls)
     labels = [call.label for call in planned.calls]
     relu, tanh = (next(i for i, label in enumerate(labels) if name in label) for name in ("Relu_3", "Tanh_2"))
@@ -201,7 +201,7 @@ def test_known_shapes_are_traced_again(batch: int) -> None:
 def test_a_segment_of_known_shapes_replays_nothing_that_is_pinned() -> None:
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(2)])
     planned = ModelFunction(model).calls.sequence
-    known = KnownShapes(model, planned, [tf.TensorShape((4, 8))])
+    known = MovedCuts(model, planned, {"training": True}, [tf.TensorShape((4, 8))])
     with pytest.raises(PlanMismatchError, match="AssignVariableOp"):
         known.segments([Segment(start=0, stop=len(planned.calls), mode=SegmentMode.RECOMPUTE)])
 

@@ -110,6 +110,30 @@ def train(
     return record
 
 
+def fit(model: Any, x: Any, y: Any, *, batch_size: int, epochs: int = 2) -> Record:
+    """Return losses of all steps and all variables after Keras's own ``fit`` of a compiled model; they are put back."""
+    model.optimizer.build(model.trainable_variables)
+    variables = {id(v): v for v in [*model.variables, *model.optimizer.variables, *model.metrics_variables]}.values()
+    values = [v.numpy() for v in variables]
+    losses = []
+    noted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
+    model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[noted])
+    record: Record = {("loss", place): loss for place, loss in enumerate(losses)}
+    # By place: optimizers and metrics of two compiled models have names of their own.
+    for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
+        record["variable", place] = variable.numpy()
+        variable.assign(value)
+    return record
+
+
+def assert_fit_alike(model: Any, optimized: Any, x: Any, y: Any, *, batch_size: int, epochs: int = 2) -> None:
+    """Check equal bits of all losses and variables after ``fit`` of both, with a smaller last batch or without."""
+    plain, other = (fit(each, x, y, batch_size=batch_size, epochs=epochs) for each in (model, optimized))
+    assert plain.keys() == other.keys() and any(key[0] == "loss" for key in plain)
+    wrong = differing(plain, other)
+    assert not wrong, f"{len(wrong)} of {len(plain)} differ, the first: {wrong[:3]}"
+
+
 def _plain(gradient: Any) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return ("sparse", gradient.indices.numpy(), gradient.values.numpy())

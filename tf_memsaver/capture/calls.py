@@ -76,7 +76,7 @@ class Call(Protocol):
         """Return what reads a slot and sends a gradient to it."""
         ...
 
-    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
+    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
         """Run on the tensors in ``slots``, under ``names``; return what goes to ``outputs``."""
         ...
 

@@ -7,7 +7,7 @@ unit of each call and ``rewrite`` runs them in segments, so both see the same po
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from tf_memsaver.capture.calls import ADDITIONS, CallSequence, Reader
 from tf_memsaver.capture.signature import check_model
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.plain_names import Names
+
+Enclosing = tuple[tuple[Any, Mapping[str, Any]], ...]
+"""Nested models, outermost first, with the keyword arguments that each is called with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class ModelEntry:
 class LayerCall:
     """One call of an operation: its arguments hold ``Slot`` leaves, its flat outputs go to ``outputs``.
 
-    ``number`` is its place among the calls. ``training`` is what an enclosing nested model forces on the call, ``None``
-    for the model's own; ``home`` is the number of the call that enters that nested model.
+    ``number`` is its place among the calls. ``enclosing`` are the nested models that it is in, outermost first, each
+    with the keyword arguments that it is called with; ``home`` is the number of the call that enters the innermost.
     """
 
     number: int
@@ -55,7 +58,7 @@ class LayerCall:
     kwargs: Any
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    training: bool | None
+    enclosing: Enclosing
     home: int | None
     signature: str
 
@@ -74,8 +77,10 @@ class LayerCall:
         passes_to = self.outputs[0] if self.kind in ADDITIONS else None
         return [Reader(self.label, "", passes_to)] if slot in self.inputs else []
 
-    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
+    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
         """Call the operation on the tensors in ``slots``; return its flat outputs."""
+        for model, given in self.enclosing:
+            training = keras_compat.training_seen_by(model, given, training)
         if isinstance(self.operation, ModelEntry):
             scope = names.entered(self.number, self.home, self.operation.scope)
         else:
@@ -86,7 +91,7 @@ class LayerCall:
 
         args = keras.tree.map_structure(fill, self.args)
         kwargs = keras.tree.map_structure(fill, self.kwargs)
-        bound = keras_compat.bind_training(self.operation, training if self.training is None else self.training)
+        bound = keras_compat.bind_training(self.operation, training)
         with scope:
             made = keras.tree.flatten(bound(*args, **kwargs))
         # Like Keras: a layer may return more than it said it would (GroupQueryAttention's scores in Keras 3.12).
@@ -157,7 +162,7 @@ class _Flattener:
         inputs = self._new_slots(len(functional.inputs))
         for number, (slot, tensor) in enumerate(zip(inputs, functional.inputs, strict=True)):
             self._producer[slot] = f"in{number}:{_spec(tensor)}"
-        outputs = self._walk(functional, inputs, prefix="", training=None, home=None)
+        outputs = self._walk(functional, inputs, prefix="", enclosing=(), home=None)
         return CallSequence(
             calls=tuple(self._calls),
             inputs=inputs,
@@ -172,7 +177,7 @@ class _Flattener:
         return tuple(range(first, first + count))
 
     def _walk(
-        self, functional: Any, inputs: tuple[int, ...], prefix: str, training: bool | None, home: int | None
+        self, functional: Any, inputs: tuple[int, ...], prefix: str, enclosing: Enclosing, home: int | None
     ) -> tuple[int, ...]:
         slot_of = {id(tensor): slot for tensor, slot in zip(functional.inputs, inputs, strict=True)}
 
@@ -187,23 +192,22 @@ class _Flattener:
             if inner is None:
                 outputs = self._new_slots(len(node.outputs))
                 label = prefix + node.operation.name
-                self._add(node.operation, label, args, kwargs, outputs, training, home, node.outputs)
+                self._add(node.operation, label, args, kwargs, outputs, enclosing, home, node.outputs)
             else:
-                outputs = self._enter(node.operation, inner, args, kwargs, prefix, training, home)
+                outputs = self._enter(node.operation, inner, args, kwargs, prefix, enclosing, home)
             for tensor, slot in zip(node.outputs, outputs, strict=True):
                 slot_of[id(tensor)] = slot
         return tuple(slot_of[id(tensor)] for tensor in functional.outputs)
 
     def _enter(
-        self, model: Any, inner: Any, args: Any, kwargs: Any, prefix: str, training: bool | None, home: int | None
+        self, model: Any, inner: Any, args: Any, kwargs: Any, prefix: str, enclosing: Enclosing, home: int | None
     ) -> tuple[int, ...]:
         entry = ModelEntry(model, inner)
         entered = self._new_slots(len(inner.inputs))
         number = len(self._calls)
-        self._add(entry, prefix + entry.name, args, {}, entered, training, home, inner.inputs)
-        seen = keras_compat.training_seen_by(model, kwargs, training=True if training is None else training)
-        forced = training if seen == (True if training is None else training) else seen
-        return self._walk(inner, entered, prefix=f"{prefix}{model.name}/", training=forced, home=number)
+        self._add(entry, prefix + entry.name, args, {}, entered, enclosing, home, inner.inputs)
+        within = (*enclosing, (model, kwargs))
+        return self._walk(inner, entered, prefix=f"{prefix}{model.name}/", enclosing=within, home=number)
 
     def _inner_functional(self, operation: Any, args: Any, kwargs: Any) -> Any | None:
         """Return the graph of a nested model that can be flattened here; anything unusual stays one call."""
@@ -222,7 +226,7 @@ class _Flattener:
         args: Any,
         kwargs: Any,
         outputs: tuple[int, ...],
-        training: bool | None,
+        enclosing: Enclosing,
         home: int | None,
         specs: Sequence[Any],
     ) -> None:
@@ -245,7 +249,7 @@ class _Flattener:
                 kwargs=kwargs,
                 inputs=inputs,
                 outputs=outputs,
-                training=training,
+                enclosing=enclosing,
                 home=home,
                 signature=f"{type(operation).__name__}({reads}) -> {makes}",
             )

@@ -14,23 +14,26 @@ from tf_memsaver.capture.calls import Call
 from tf_memsaver.capture.function_calls import FunctionCalls, by_size
 from tf_memsaver.capture.name_scopes import unscoped_operations
 from tf_memsaver.capture.op_calls import OpCall
-from tf_memsaver.capture.signature import signature_of, trace_call
+from tf_memsaver.capture.signature import signature_of, trace_call, usual_arguments
 
 
 class ModelFunction:
-    """A model's call with ``training=True``, listed operation by operation; it stands for the layers' settings then.
+    """A model's call in training, listed operation by operation; it stands for the layers' settings then.
 
     Beside its outputs the function returns what Keras hangs on them (masks, logits that a loss looks through to) and
     the losses that layers add.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, arguments: Mapping[str, Any] | None = None) -> None:
         """Trace ``model``, which is only read, with a free batch dimension.
+
+        ``arguments`` are constants that it is called with, beside its inputs; without, those of ``usual_arguments``.
 
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
         self._structure: Any = None
+        self.arguments = usual_arguments(model) if arguments is None else arguments
 
         unscoped: Collection[str] = ()
 
@@ -66,7 +69,7 @@ class ModelFunction:
 
     def called(self, model: Any, inputs: Any) -> Any:
         """Return what ``model`` makes of ``inputs`` in training."""
-        return model(inputs, training=True)
+        return model(inputs, **self.arguments)
 
     def flat_inputs(self, model: Any, inputs: Any) -> list[Any]:
         """Return the flat tensors that the function takes for what ``model`` is called with."""

@@ -204,7 +204,7 @@ class GroupCall:
             if read == slot and member.operation.type not in rules.METADATA_READERS
         ]
 
-    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
+    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
         """Emit all operations; ``training`` is settled in the traced function."""
         del training
         local = {slot: slots[slot] for slot in self.inputs}

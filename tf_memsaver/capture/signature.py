@@ -91,7 +91,7 @@ def note_inputs(model: Any, inputs: Any) -> None:
     found: list[Any] = []
 
     def traced(*flat: Any) -> Any:
-        outputs = model(keras.tree.pack_sequence_as(specs, flat), training=True)
+        outputs = model(keras.tree.pack_sequence_as(specs, flat), **usual_arguments(model))
         found.append(keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs))
         return keras.tree.flatten(outputs)
 
@@ -174,6 +174,11 @@ def note_inputs_of_json(model: Any, data: Any) -> None:
 def _spec_of_text(text: str) -> tf.TensorSpec:
     dtype, shape = json.loads(text)
     return tf.TensorSpec(shape, dtype)
+
+
+def usual_arguments(model: Any) -> dict[str, Any]:
+    """Return what ``fit`` calls a model with, beside its inputs: a call that takes no ``training`` is given none."""
+    return {"training": True} if keras_compat.takes_training(model) else {}
 
 
 def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any:

@@ -116,7 +116,7 @@ class Section:
         """Return the operations that read a slot."""
         return self.group.readers(slot)
 
-    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
+    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
         """Emit the operations, as they were traced."""
         return self.group.run(slots, training, names)
 
@@ -143,7 +143,7 @@ class SublayerCalls(ModelFunction):
         self._root = TracedLayer(layer=model, path="", start=0)
         recorder = _Recorder(self._root, self._graph)
         with keras_compat.layer_calls_go_to(recorder):
-            return model(inputs, training=True)
+            return model(inputs, **self.arguments)
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]

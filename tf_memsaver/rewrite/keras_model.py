@@ -8,9 +8,10 @@ original is untouched.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -18,10 +19,10 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.known_shapes import KnownShapes
 from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction, settings_of
-from tf_memsaver.capture.signature import inputs_to_json, note_inputs_of_json, share_signature
+from tf_memsaver.capture.moved_cuts import MovedCuts
+from tf_memsaver.capture.signature import inputs_to_json, note_inputs_of_json, share_signature, usual_arguments
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.plan.types import Plan, Segment
 from tf_memsaver.rewrite.segments import SegmentedForward
@@ -36,21 +37,12 @@ class OptimizedModel:
     """
 
     memsaver_base: Any
-    memsaver_parameters: Collection[str]
-    """Of the base's ``call``."""
     _memsaver: tuple[Plan, _Forward]
 
     @property
     def memsaver_plan(self) -> Plan:
         """The plan that the model trains by."""
         return self._memsaver[0]
-
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
-        """Run the plan's segments when training, the plain path otherwise (and for symbolic inputs)."""
-        symbolic = any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs))
-        if not training or symbolic or kwargs:
-            return _plain_call(self, inputs, training=training, mask=mask, **kwargs)
-        return self._memsaver[1](self, inputs, mask)
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
@@ -76,8 +68,8 @@ class OptimizedModel:
 class _Forward(Protocol):
     """The training call of an optimized model."""
 
-    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
-        """Return the model's outputs for structured inputs."""
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the model's own ``call`` returns for these arguments."""
         ...
 
 
@@ -89,14 +81,15 @@ class _LayerForward:
         plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
         self._forward = SegmentedForward(sequence, plan.segments)
 
-    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        given = _arguments(model, args, kwargs)
         functional = keras_compat.inner_functional(model)
-        flat = keras_compat.standardize_inputs(functional, inputs)
-        if mask is not None:
-            for tensor, its_mask in zip(flat, keras.tree.flatten(mask), strict=True):
+        flat = keras_compat.standardize_inputs(functional, given["inputs"])
+        if given["mask"] is not None:
+            for tensor, its_mask in zip(flat, keras.tree.flatten(given["mask"]), strict=False):
                 if its_mask is not None:
                     keras_compat.set_keras_mask(tensor, its_mask)
-        return keras_compat.pack_outputs(functional, self._forward(flat, training=True))
+        return keras_compat.pack_outputs(functional, self._forward(flat, training=given["training"]))
 
 
 class _Traced(NamedTuple):
@@ -111,7 +104,7 @@ class _Traced(NamedTuple):
         forward = SegmentedForward(function.calls.sequence, segments)
 
         def run(*flat: Any) -> list[Any]:
-            return forward(function.calls.enter(flat), training=True)
+            return forward(function.calls.enter(flat), training=function.arguments.get("training"))
 
         return cls(function, run, tf.function(run, autograph=False))
 
@@ -119,32 +112,73 @@ class _Traced(NamedTuple):
 class _OpForward:
     """Runs the operations of the model's traced call in segments.
 
-    It is traced anew when layers were frozen or unfrozen, and for a graph in which the shapes of the inputs are known.
+    It is traced anew when layers were frozen or unfrozen, for other arguments beside the inputs, and for a graph in
+    which the shapes of the inputs are known.
     """
 
     def __init__(self, model: Any, plan: Plan) -> None:
         self._model, self._plan = model, plan
-        self._planned: dict[Any, _Traced] = {}
+        self._planned: dict[Any, _Traced | None] = {}
         self._known: dict[Any, _Traced] = {}
-        self._ready(settings_of(model))
+        self._said: set[str] = set()
+        function = ModelFunction(model)
+        self._check(function)
+        self._sequence = function.calls.sequence
+        self._planned[self._key(function.arguments)] = _Traced.of(function, plan.segments)
 
-    def _ready(self, settings: tuple[bool, ...]) -> _Traced:
-        """Return the call as it was planned with, with a free batch dimension."""
-        if settings not in self._planned:
-            function = ModelFunction(self._model)
-            sequence = function.calls.sequence
-            self._plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
-            self._planned[settings] = _Traced.of(function, self._plan.segments)
-        return self._planned[settings]
+    def _key(self, arguments: Mapping[str, Any]) -> Any:
+        return settings_of(self._model), tuple(sorted(arguments.items()))
 
-    def _ready_for(self, settings: tuple[bool, ...], shapes: Sequence[tf.TensorShape]) -> _Traced:
+    def _check(self, function: ModelFunction) -> None:
+        sequence = function.calls.sequence
+        self._plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
+
+    def _ready(self, arguments: Mapping[str, Any]) -> _Traced | None:
+        """Return the call for these arguments, with a free batch dimension; None if the plan does not fit it."""
+        key = self._key(arguments)
+        if key not in self._planned:
+            function = ModelFunction(self._model, arguments)
+            try:
+                self._check(function)
+            except PlanMismatchError:
+                if arguments == usual_arguments(self._model):
+                    raise
+                self._planned[key] = self._moved(arguments)
+            else:
+                self._planned[key] = _Traced.of(function, self._plan.segments)
+        return self._planned[key]
+
+    def _moved(self, arguments: Mapping[str, Any]) -> _Traced | None:
+        """Return the call for arguments with which it runs other operations, cut where the planned one is."""
+        function = MovedCuts(self._model, self._sequence, arguments)
+        try:
+            moved = _Traced.of(function, function.segments(self._plan.segments))
+        except PlanMismatchError as error:
+            self._runs_plain(f"called with {_spelled(arguments)}, {error.difference}")
+            return None
+        logging.warning(
+            "model '%s' is trained with %s, and its plan was made for %s: results may differ in their last bits from "
+            "the plain step's. A plan of layers (granularity='layer') has the same bits either way.",
+            self._model.name,
+            _spelled(arguments),
+            _spelled(usual_arguments(self._model)),
+        )
+        return moved
+
+    def _runs_plain(self, reason: str) -> None:
+        """Say, once for each reason, that a call trains without the plan."""
+        if reason not in self._said:
+            self._said.add(reason)
+            name = self._model.name
+            logging.warning("model '%s' trains without its plan here and saves no memory: %s", name, reason)
+
+    def _ready_for(self, planned: _Traced, shapes: Sequence[tf.TensorShape]) -> _Traced:
         """Return the call for inputs of these shapes."""
-        planned = self._planned[settings]
         if not all(shape.is_fully_defined() for shape in shapes):
             return planned
-        key = settings, tuple(map(tuple, shapes))
+        key = self._key(planned.function.arguments), tuple(map(tuple, shapes))
         if key not in self._known:
-            function = KnownShapes(self._model, planned.function.calls.sequence, shapes)
+            function = MovedCuts(self._model, self._sequence, planned.function.arguments, shapes)
             try:
                 self._known[key] = _Traced.of(function, function.segments(self._plan.segments))
             except PlanMismatchError as error:
@@ -152,20 +186,29 @@ class _OpForward:
                 self._known[key] = planned
         return self._known[key]
 
-    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if tf.distribute.has_strategy():
             raise UnsupportedModelError(
                 "a plan of operations holds the variables of one device and cannot run under a tf.distribute strategy. "
                 "Make the plan with granularity='layer'."
             )
-        if mask is not None and "mask" in model.memsaver_parameters:
-            return _plain_call(model, inputs, training=True, mask=mask)
-        settings = settings_of(self._model)
-        planned = self._ready(settings)
-        flat = planned.function.flat_inputs(model, inputs)
+        inputs, *others = _arguments(model, args, kwargs).items()
+        training = keras_compat.training_of_call()
+        arguments: dict[str, Any] = {} if training is None else {"training": training}
+        for name, value in others:
+            if name == "training" or value is None:
+                continue
+            if not isinstance(value, (bool, int, float, str)):
+                self._runs_plain(f"it was called with {name}=, which a plan of operations does not know")
+                return _plain_call(model, args, kwargs)
+            arguments[name] = value
+        planned = self._ready(arguments)
+        if planned is None:
+            return _plain_call(model, args, kwargs)
+        flat = planned.function.flat_inputs(model, inputs[1])
         if tf.executing_eagerly():
             return planned.function.finish(model, planned.eagerly(*flat))
-        traced = self._ready_for(settings, [tensor.shape for tensor in flat])
+        traced = self._ready_for(planned, [tensor.shape for tensor in flat])
         return traced.function.finish(model, traced.in_graph(*flat))
 
 
@@ -175,8 +218,8 @@ class _SublayerForward:
     def __init__(self, model: Any, plan: Plan) -> None:
         self._segments = SublayerSegments(model, plan)
 
-    def __call__(self, model: Any, inputs: Any, mask: Any) -> Any:
-        return self._segments.run(lambda: _plain_call(model, inputs, training=True, mask=mask))
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self._segments.run(lambda: _plain_call(model, args, kwargs))
 
 
 def _forward_of(model: Any, plan: Plan) -> _Forward:
@@ -217,11 +260,49 @@ def base_class(model: Any) -> type:
     return getattr(type(model), "memsaver_base", type(model))
 
 
-def _plain_call(model: Any, inputs: Any, training: bool | None, mask: Any, **kwargs: Any) -> Any:
+def _plain_call(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call an optimized model as its own class does."""
-    offered = {"training": training, "mask": mask}
-    kwargs.update((name, value) for name, value in offered.items() if name in model.memsaver_parameters)
-    return model.memsaver_base.call(model, inputs, **kwargs)
+    return model.memsaver_base.call(model, *args, **kwargs)
+
+
+def _arguments(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a model's own ``call`` by name, those left out included, in their order."""
+    bound = inspect.signature(model.memsaver_base.call).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    named = dict(list(bound.arguments.items())[1:])
+    for parameter in inspect.signature(model.memsaver_base.call).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named.update(named.pop(parameter.name))
+    return named
+
+
+def _spelled(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "no training="
+
+
+def _may_be_differentiated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a gradient may be taken of what a running call returns: in training, or where a tape may record it."""
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten((args, kwargs))):
+        return False
+    return bool(keras_compat.training_of_call()) or keras_compat.tape_may_record()
+
+
+def _call_of(base: Any) -> Any:
+    """Return the ``call`` of an optimized model, which Keras cannot tell from that of ``base``.
+
+    It runs the plan's segments where a gradient may be taken, with the very arguments that it was given, and else what
+    ``base`` runs.
+    """
+
+    @functools.wraps(base.call, updated=())
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _may_be_differentiated(args, kwargs):
+            return self._memsaver[1](self, args, kwargs)
+        return _plain_call(self, args, kwargs)
+
+    # For readers of signatures that do not look behind a wrapper.
+    call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
+    return call
 
 
 _CLASSES: dict[type, type] = {}
@@ -234,8 +315,8 @@ def _optimized_class(base: Any) -> type:
             "__module__": base.__module__,
             "__qualname__": base.__qualname__,
             "__new__": _new,
+            "call": _call_of(base),
             "memsaver_base": base,
-            "memsaver_parameters": frozenset(inspect.signature(base.call).parameters),
         }
         made = type(base.__name__, (OptimizedModel, base), attributes)
         keras_compat.serialize_class_as(made, OptimizedModel)

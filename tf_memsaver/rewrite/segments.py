@@ -40,7 +40,7 @@ class SegmentedForward:
         readers = _Readers.of(sequence)
         self._blocks = tuple(_Block.build(sequence, segment, readers) for segment in segments)
 
-    def __call__(self, inputs: Sequence[Any], training: bool, shared: Shared | None = None) -> list[Any]:
+    def __call__(self, inputs: Sequence[Any], training: bool | None, shared: Shared | None = None) -> list[Any]:
         """Return the flat outputs for flat, standardized inputs; ``shared`` if these are part of a larger model."""
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
@@ -186,7 +186,7 @@ class _Block:
         block.own_variables = frozenset(id(v) for v in block.variables if readers.of_variable[id(v)] == 1)
         return block
 
-    def run(self, slots: list[Any], training: bool, shared: Shared) -> None:
+    def run(self, slots: list[Any], training: bool | None, shared: Shared) -> None:
         """Run on the tensors in ``slots`` and put the outputs there, dropping what no later call reads."""
         if self.segment.mode is SegmentMode.STORE:
             self.run_calls(slots, training, shared.names)
@@ -194,7 +194,7 @@ class _Block:
             while not self._run_recomputed(slots, training, shared):
                 pass
 
-    def run_calls(self, slots: list[Any], training: bool, names: Names) -> None:
+    def run_calls(self, slots: list[Any], training: bool | None, names: Names) -> None:
         """Run the calls one by one; trained as they stand, or inside an enclosing segment's replay."""
         scope = keras_compat.recording_scope()
         for call, ends in self.calls:
@@ -205,14 +205,14 @@ class _Block:
             for slot in ends:
                 slots[slot] = None
 
-    def run_inside(self, slots: list[Any], training: bool, shared: Shared) -> None:
+    def run_inside(self, slots: list[Any], training: bool | None, shared: Shared) -> None:
         """Run what the segment consists of: its children, or its calls."""
         if not self.children:
             self.run_calls(slots, training, shared.names)
         for child in self.children:
             child.run(slots, training, shared)
 
-    def _run_recomputed(self, slots: list[Any], training: bool, shared: Shared) -> bool:
+    def _run_recomputed(self, slots: list[Any], training: bool | None, shared: Shared) -> bool:
         """Run as a recompute segment; return False when variables were found that were not listed."""
         # Layers may be frozen and unfrozen between runs, so what is trained is asked anew.
         weights = [v for v in self.variables if keras_compat.is_trained(v)]
@@ -242,7 +242,7 @@ class _Run:
         self,
         block: _Block,
         slots: Sequence[Any],
-        training: bool,
+        training: bool | None,
         weights: Sequence[Any],
         state: Sequence[tuple[Any, tf.Tensor]],
         shared: Shared,

@@ -101,7 +101,7 @@ class _Replayed:
             kwargs=arguments[1],
             inputs=tuple(range(count)),
             outputs=made,
-            training=None,
+            enclosing=(),
             home=None,
             signature="",
         )
@@ -145,6 +145,6 @@ class _Behind:
     def readers(self, slot: int) -> list[Reader]:
         return [Reader("", "", None)] if slot in self.inputs else []
 
-    def run(self, slots: Sequence[Any], training: bool, names: Names) -> list[Any]:
+    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
         del training, names
         return [slots[slot] for slot in self.inputs]

@@ -1,8 +1,9 @@
-"""The training call of a Keras model once more, traced with the shapes of one batch.
+"""The training call of a Keras model once more, traced with the shapes of one batch or with other arguments.
 
 Python code of layers asks operations for sizes that are not known when it is traced, and graph optimisation does more
 where shapes are known. Where the plain step is traced with a batch of a known size, as in ``fit``, only a call traced
-so gives its bits. A plan is made of the trace with a free batch dimension, and its segments are looked for here.
+so gives its bits. A plan is made of the trace with a free batch dimension and the arguments of ``fit``, and its
+segments are looked for here.
 """
 
 from __future__ import annotations
@@ -23,19 +24,27 @@ from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.plan.types import Segment, SegmentMode
 
 
-class KnownShapes(ModelFunction):
-    """A model's call for tensors of known shapes, in calls that end where those of the planned trace do."""
+class MovedCuts(ModelFunction):
+    """A model's call for known shapes or other arguments, in calls that end where those of the planned trace do."""
 
-    def __init__(self, model: Any, planned: CallSequence, shapes: Sequence[tf.TensorShape]) -> None:
-        """Trace ``model``, which is only read, for flat inputs of these shapes."""
+    def __init__(
+        self,
+        model: Any,
+        planned: CallSequence,
+        arguments: Mapping[str, Any],
+        shapes: Sequence[tf.TensorShape] | None = None,
+    ) -> None:
+        """Trace ``model``, which is only read, for flat inputs of these shapes (or with a free batch dimension)."""
         self._planned = [call.label for call in planned.calls]
         self._shapes = shapes
         self._places = [0]
-        super().__init__(model)
+        super().__init__(model, arguments)
 
     def specs(self, model: Any) -> list[tf.TensorSpec]:
         """Return the specs of the flat inputs, with the shapes that are known."""
         free = super().specs(model)
+        if self._shapes is None:
+            return free
         return [tf.TensorSpec(shape, spec.dtype, spec.name) for shape, spec in zip(self._shapes, free, strict=True)]
 
     def group(

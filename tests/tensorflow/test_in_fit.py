@@ -1,0 +1,186 @@
+"""Optimized models where people meet them: in Keras's own ``fit``, and in training steps of their own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tests.tensorflow import models
+from tests.tensorflow.models import register
+from tests.tensorflow.training import assert_fit_alike, assert_identical, train
+
+GRANULARITIES = ("layer", "op")
+
+
+@register
+class HalfBlock(layers.Layer):
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.up, self.drop = layers.Dense(4 * width, activation="gelu"), layers.Dropout(0.5)
+        self.down, self.norm = layers.Dense(width), layers.BatchNormalization()
+
+    def call(self, x: Any) -> Any:
+        return x + self.norm(self.down(self.drop(self.up(x))))
+
+
+@register
+class Untold(keras.Model):
+    """A model whose call takes no ``training``."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.halves = [HalfBlock(8) for _ in range(3)]
+        self.head = layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        for half in self.halves:
+            x = half(x)
+        return self.head(x)
+
+
+@register
+class Told(Untold):
+    """The same with ``training``, a keyword of its own, and a default."""
+
+    def call(self, x: Any, *, scale: float = 1.0, training: bool = False) -> Any:
+        for half in self.halves:
+            x = half(scale * x, training=training)
+        return self.head(x)
+
+
+def batches(samples: int = 10, width: int = 8, classes: int = 3) -> tuple[Any, Any]:
+    generator = np.random.default_rng(0)
+    return generator.standard_normal((samples, width)).astype("float32"), generator.integers(0, classes, samples)
+
+
+def compiled(model: Any, loss: Any = None) -> Any:
+    model.compile("adam", loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("build", [Untold, Told])
+def test_a_model_is_called_as_fit_calls_its_class(build: Callable[[], Any], granularity: str) -> None:
+    model = compiled(build())
+    optimized = tf_memsaver.optimize(
+        model, batch_size=4, inputs=tf.TensorSpec((None, 8)), strategy="recompute_all", granularity=granularity
+    )
+    assert optimized.memsaver_plan.recomputed
+    assert_fit_alike(model, optimized, *batches(), batch_size=4)
+
+
+@pytest.mark.parametrize("build", [Untold, Told, models.chain, models.backbone])
+def test_keras_reads_off_call_what_it_reads_off_the_class(build: Callable[[], Any]) -> None:
+    model = build()
+    width = None if hasattr(model, "inputs") else 8
+    inputs = {"inputs": tf.TensorSpec((None, width))} if width else {}
+    optimized = tf_memsaver.optimize(model, batch_size=4, **inputs)
+    assert inspect.signature(optimized.call) == inspect.signature(model.call)
+    assert inspect.getfullargspec(optimized.call) == inspect.getfullargspec(model.call)
+    for name in ("_call_has_training_arg", "_call_has_mask_arg", "_call_context_args", "call_signature_parameters"):
+        assert getattr(optimized, name) == getattr(model, name), name
+    stripped = tf_memsaver.strip(optimized)
+    assert stripped._call_signature == optimized._call_signature == model._call_signature
+
+
+class Counted:
+    """How often segments were replayed: a segment is one operation of a graph."""
+
+    def __init__(self, function: Callable[[Any], Any], *specs: tf.TensorSpec) -> None:
+        graph = tf.function(function).get_concrete_function(*specs).graph
+        self.segments = sum(op.type == "IdentityN" for op in graph.get_operations())
+
+
+def _under_a_tape(model: Any, **arguments: Any) -> Callable[[Any], Any]:
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, **arguments)))
+        return tape.gradient(loss, model.trainable_variables)
+
+    return step
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("arguments", [{}, {"training": None}, {"training": False}, {"training": True}])
+def test_segments_run_under_a_tape_whatever_training_is(arguments: dict[str, Any], granularity: str) -> None:
+    model = models.dropout_chain()
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all", granularity=granularity)
+    spec = tf.TensorSpec((None, *model.input_shape[1:]))
+    assert Counted(_under_a_tape(optimized, **arguments), spec).segments
+    assert not Counted(_under_a_tape(model, **arguments), spec).segments
+
+
+@pytest.mark.parametrize("arguments", [{}, {"training": False}])
+def test_inference_is_the_plain_path(arguments: dict[str, Any]) -> None:
+    model = models.dropout_chain()
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    spec = tf.TensorSpec((None, *model.input_shape[1:]))
+    assert not Counted(lambda x: optimized(x, **arguments), spec).segments
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_keywords_of_ones_own_leave_segments_on(granularity: str) -> None:
+    model = Told()
+    optimized = tf_memsaver.optimize(
+        model, batch_size=4, inputs=tf.TensorSpec((None, 8)), strategy="recompute_all", granularity=granularity
+    )
+    arguments = {"training": True, "scale": 0.5}
+    assert Counted(_under_a_tape(optimized, **arguments), tf.TensorSpec((None, 8))).segments
+    x = batches()[0]
+    model.trainable = optimized.trainable = True
+    assert_identical(*(_gradients(each, x, **arguments) for each in (model, optimized)))
+
+
+def _gradients(model: Any, x: Any, **arguments: Any) -> dict[tuple[Any, ...], Any]:
+    """Return the gradients of one step in a graph; the state is put back."""
+    values = [v.numpy() for v in model.variables]
+    gradients = tf.function(_under_a_tape(model, **arguments))(tf.constant(x))
+    record = {("gradient", place): None if g is None else g.numpy() for place, g in enumerate(gradients)}
+    for variable, value in zip(model.variables, values, strict=True):
+        record["variable", variable.path] = variable.numpy()
+        variable.assign(value)
+    return record
+
+
+@pytest.mark.parametrize("training", [None, False, True])
+def test_nested_models_see_the_training_that_keras_gives_them(training: bool | None) -> None:
+    """A nested model that is told ``training`` in the graph leaves it to layers behind it, in Keras as here."""
+    inputs = keras.Input((6,))
+    x = layers.Dropout(0.5)(layers.Dense(6)(inputs))
+    told = keras.Sequential([keras.Input((6,)), layers.Dropout(0.5), layers.Dense(6, "gelu")], name="told")
+    x = layers.Dropout(0.5)(told(x, training=True))
+    off = keras.Sequential([keras.Input((6,)), layers.Dense(6), layers.BatchNormalization()], name="off")
+    x = layers.Dropout(0.5)(off(x, training=False))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    arguments = {} if training is None else {"training": training}
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype("float32")
+    assert_identical(*(_gradients(each, x, **arguments) for each in (model, optimized)))
+
+
+@pytest.mark.parametrize("frozen", [(2,), (0, 2, 3)])
+@pytest.mark.parametrize("later", [False, True])
+def test_frozen_layers_among_equal_ones(frozen: tuple[int, ...], later: bool) -> None:
+    dense = [layers.Dense(8, "gelu") for _ in range(6)]
+    model = keras.Sequential([keras.Input((8,)), *dense, layers.Dense(3)])
+
+    def freeze() -> None:
+        for place in frozen:
+            dense[place].trainable = False
+
+    if not later:
+        freeze()
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    assert len(optimized.memsaver_plan.recomputed) == 6
+    if later:
+        freeze()
+    assert_fit_alike(compiled(model), compiled(optimized), *batches(), batch_size=4)
+    assert_identical(train(model, batch_size=4), train(optimized, batch_size=4))
