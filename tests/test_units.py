@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf_memsaver.units import format_bytes, parse_bytes
+from tf_memsaver.units import MOST_BYTES, format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,10 @@ from tf_memsaver.units import format_bytes, parse_bytes
         ("1TiB", 2**40),
         ("1e9", 10**9),
         ("1.6e10", 16 * 10**9),
+        (np.int64(7), 7),
+        (np.float32(4.0), 4),
+        ("1.3GiB", 1395864371),
+        ("9223372036854775807", MOST_BYTES),
     ],
 )
 def test_parse(text: int | float | str, count: int):
@@ -39,6 +47,21 @@ def test_parse(text: int | float | str, count: int):
 )
 def test_what_is_no_number_of_bytes(text: int | float | str):
     with pytest.raises(ValueError, match="number of bytes"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", [3.5, "3.5", "3.5B", math.nan, None, [1], b"3", 3j, object()])
+def test_what_is_no_whole_number_of_bytes(text: Any):
+    with pytest.raises(ValueError, match="number of bytes"):
+        parse_bytes(text)
+
+
+# Numbers of so many digits cannot be written out, not even in the name of a test.
+@pytest.mark.parametrize(
+    "text", ["1e400GiB", "1e99999", "9" * 5000, 10**400, pytest.param(10**5000, id="huge"), math.inf, 2**63, "9e9GiB"]
+)
+def test_more_bytes_than_can_be_counted(text: Any):
+    with pytest.raises(ValueError, match="the most that a number of bytes can be"):
         parse_bytes(text)
 
 
@@ -65,6 +88,6 @@ def test_what_is_formatted_parses_to_nearly_the_same(count: int):
     assert abs(again - count) <= max(0.005 * count, 0.5)
 
 
-@given(st.integers(min_value=1))
+@given(st.integers(min_value=1, max_value=MOST_BYTES))
 def test_whole_numbers_are_kept_exactly(count: int):
     assert parse_bytes(count) == count

@@ -267,8 +267,13 @@ def rewrite_saved_model(
 def apply_plan(model: Any, plan: Plan) -> Any:
     """Return ``model`` as one that trains by ``plan``; an optimized model changes its plan.
 
+    The plan is certified for this model first. That traces a training step, unless the plan was made for the same model
+    object in this process.
+
     Raises:
+      InvalidRequestError: ``plan`` is no Plan.
       PlanMismatchError: the plan was made for another model; it names the first layer that differs.
+      CertificationError: the plan replays what cannot be replayed, or cuts where results would change.
       UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``search_plan``
         is told them.
     """

@@ -84,7 +84,10 @@ class PlanFormatError(MemsaverError):
 
 
 class CertificationError(MemsaverError):
-    """A planner proposed a plan that the simulator does not accept."""
+    """A plan, as a planner proposed it or as a file has it, would change the training's results or is none.
+
+    ``strategy`` is the name of the planner that made it.
+    """
 
     def __init__(self, strategy: str, reason: str) -> None:
         super().__init__(strategy, reason)
@@ -92,8 +95,9 @@ class CertificationError(MemsaverError):
 
     def __str__(self) -> str:
         return (
-            f"planner '{self.strategy}' proposed a plan that the simulator rejects: {self.reason}. "
-            f"Choose another strategy; if the planner is not your own, please report this."
+            f"the plan of planner '{self.strategy}' is not certified: {self.reason.rstrip('.')}. "
+            f"Make a new plan with tf_memsaver.search_plan, or choose another strategy; if the planner is not your own "
+            f"and nobody changed the plan, please report this."
         )
 
 

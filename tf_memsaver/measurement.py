@@ -22,9 +22,10 @@ import tensorflow as tf
 
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.signature import inputs_to_json
-from tf_memsaver.errors import InvalidRequestError, MeasurementError
+from tf_memsaver.errors import MeasurementError
 from tf_memsaver.keras_compat import own_optimizer
-from tf_memsaver.training_step import KeptState, TrainingStep, check_mode
+from tf_memsaver.options import checked
+from tf_memsaver.training_step import KeptState, TrainingStep
 from tf_memsaver.units import format_bytes
 
 
@@ -79,14 +80,12 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
         buffers of other work may be counted; custom classes that are defined in ``__main__`` need it.
 
     Raises:
-      InvalidRequestError: an unknown mode, or no steps.
+      InvalidRequestError: an argument has no meaning.
       MeasurementError: the process failed; the message carries the end of its log.
     """
-    batch_size = batch.check_batch_size(batch_size)
+    options = checked(batch_size=batch_size, mode=mode, steps=steps, isolate=isolate)
+    batch_size, steps = options["batch_size"], options["steps"]
     batch.input_specs(model, batch_size)
-    check_mode(mode)
-    if steps < 1:
-        raise InvalidRequestError(f"steps must be at least 1, got {steps!r}")
     if isolate:
         return _measure_in_process(model, batch_size, mode, steps)
     return _measure_here(model, batch_size, mode, steps)

@@ -9,20 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.capture import batch
-from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.keras_compat import is_trained
-
-MODES = ("eager", "graph", "xla")
-
-
-def check_mode(mode: str) -> None:
-    """Check the name of a mode.
-
-    Raises:
-      InvalidRequestError: it is none of ``MODES``.
-    """
-    if mode not in MODES:
-        raise InvalidRequestError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
 
 
 class KeptState:
@@ -64,7 +51,7 @@ class TrainingStep:
         gradients: bool = True,
         free_batch: bool = True,
     ) -> None:
-        """Prepare a step on batches like ``example`` (inputs and targets) in one of ``MODES``.
+        """Prepare a step on batches like ``example`` (inputs and targets) in one of ``options.MODES``.
 
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
         ``free_batch`` it is traced for the batch size of the example.

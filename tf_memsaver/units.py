@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral, Real
+from typing import Any
 
 _FACTORS = {
     "": 1,
@@ -21,30 +23,39 @@ _FACTORS = {
     "tib": 2**40,
 }
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+MOST_BYTES = 2**63 - 1
+"""No count of bytes is larger: programs keep them in 64 bits."""
+_WRITE_IT = "is not a number of bytes; write it like '6GiB', '512MiB' or 16000000000"
 
 
-def parse_bytes(text: int | float | str) -> int:
+def parse_bytes(text: Any) -> int:
     """Return the number of bytes that ``text`` names.
 
-    Accepts an ``int``, a whole ``float`` or text such as ``"6GiB"``, ``"512 MiB"``, ``"16GB"`` (10⁹) or ``"4g"`` (2³⁰).
+    Accepts a whole number (also one of NumPy, or a whole ``float``) or text such as ``"6GiB"``, ``"512 MiB"``,
+    ``"16GB"`` (10⁹) or ``"4g"`` (2³⁰).
 
     Raises:
-      ValueError: not a number with a unit of bytes, or not positive.
+      ValueError: not a number with a unit of bytes, not whole bytes, not positive, or beyond ``MOST_BYTES``.
     """
-    if isinstance(text, bool):
-        raise ValueError(f"{text!r} is not a number of bytes")
-    if isinstance(text, (int, float)):
-        count = float(text)
-        factor = 1
-    else:
+    factor = 1
+    if isinstance(text, str):
         match = _PATTERN.fullmatch(text)
         if match is None or match[2].lower() not in _FACTORS:
-            raise ValueError(f"{text!r} is not a number of bytes; write it like '6GiB', '512MiB' or 16000000000")
-        count, factor = float(match[1]), _FACTORS[match[2].lower()]
-    total = text if isinstance(text, int) else round(count * factor)
-    if total <= 0:
-        raise ValueError(f"{text!r} is not a positive number of bytes")
-    return total
+            raise ValueError(f"{text[:40]!r} {_WRITE_IT}")
+        digits, factor = match[1], _FACTORS[match[2].lower()]
+        count = int(digits) if digits.isdecimal() and len(digits) < 40 else float(digits)
+    elif isinstance(text, bool) or not isinstance(text, Real):
+        raise ValueError(f"{text!r} {_WRITE_IT}")
+    else:
+        count = int(text) if isinstance(text, Integral) else float(text)
+    total = count * factor
+    if total > MOST_BYTES:
+        raise ValueError(f"it is above {MOST_BYTES}, the most that a number of bytes can be; write it like '6GiB'")
+    if not total > 0 or round(total) == 0:
+        raise ValueError(f"{text!r} is not a positive number of bytes; write it like '6GiB'")
+    if factor == 1 and total != int(total):
+        raise ValueError(f"{text!r} is not a whole number of bytes; write it like '6GiB', '512MiB' or 16000000000")
+    return round(total)
 
 
 def format_bytes(count: int | float) -> str:

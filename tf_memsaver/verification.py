@@ -16,7 +16,8 @@ from tf_memsaver.capture import batch
 from tf_memsaver.capture.signature import signature_of
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.keras_compat import own_optimizer
-from tf_memsaver.training_step import KeptState, TrainingStep, check_mode
+from tf_memsaver.options import checked
+from tf_memsaver.training_step import KeptState, TrainingStep
 
 XLA_TOLERANCE = 1e-3
 """Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest
@@ -114,12 +115,12 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
       mode: ``"eager"``, ``"graph"`` or ``"xla"``.
 
     Raises:
-      InvalidRequestError: the models do not share their variables, or the mode is unknown.
+      InvalidRequestError: the models do not share their variables, or an argument has no meaning.
     """
+    options = checked(batch_size=batch_size, steps=steps, mode=mode)
+    batch_size, steps = options["batch_size"], options["steps"]
     signature_of(model)
     signature_of(optimized)
-    check_mode(mode)
-    batch_size = batch.check_batch_size(batch_size)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
         raise InvalidRequestError(
             "the two models do not share their variables: compare a model with what optimize(model) returned for it"

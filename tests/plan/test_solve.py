@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
 from tf_memsaver.plan.solve import curve, planner_names, register_planner, solve
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+
+STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
 
 
 @pytest.fixture
@@ -100,6 +103,33 @@ def test_a_broken_proposal_is_not_certified(segments: list[tuple[int, int, str]]
     assert caught.value.strategy == "mine"
 
 
+def test_what_a_certificate_refuses():
+    net = Net()
+    x = net.dense(net.dense(net.dense(net.dense(net.input(4), 8), 8), 8, pinned="draws from hidden state"), 8)
+    graph = dataclasses.replace(net.graph(net.dense(x, 8)), joined=(1,))
+    problem = Problem.build(graph, Request())
+    child = Segment(start=0, stop=1, mode=RECOMPUTE), Segment(start=1, stop=2, mode=STORE)
+    for segments, reason in (
+        ([(0, 3, RECOMPUTE), (3, 5, STORE)], "'dense_2' lies in a recompute segment, and it draws from hidden state"),
+        ([(0, 1, RECOMPUTE), (1, 5, STORE)], "begins or ends between 'dense_0' and 'dense_1'"),
+        ([(0, 1, STORE), (1, 2, RECOMPUTE), (2, 5, STORE)], "begins or ends between 'dense_0' and 'dense_1'"),
+        ([(0, 2, RECOMPUTE, child), (2, 5, STORE)], "begins or ends between 'dense_0' and 'dense_1'"),
+        ([(0, 2, RECOMPUTE)], "end at position 2"),
+    ):
+        with pytest.raises(CertificationError, match=reason):
+            problem.certify([segment_of(*each) for each in segments], "mine")
+    # A border between what is stored either way is none for the results.
+    for accepted in (
+        [(0, 2, RECOMPUTE), (2, 5, STORE)],
+        [(0, 1, STORE), (1, 3, STORE), (3, 4, RECOMPUTE), (4, 5, STORE)],
+    ):
+        problem.certify([segment_of(*each) for each in accepted], "mine")
+
+
+def segment_of(start: int, stop: int, mode: SegmentMode, children: tuple[Segment, ...] = ()) -> Segment:
+    return Segment(start=start, stop=stop, mode=mode, children=children)
+
+
 @pytest.mark.usefixtures("scratch_table")
 def test_a_proposal_that_breaks_a_hint_is_not_certified():
     proposing((0, 3, "store"))
@@ -164,8 +194,9 @@ def test_a_curve_keeps_hints_and_has_two_points():
     graph = chain([8] * 12)
     plans = curve(graph, Request(keep=("dense_3",), recompute=("dense_7",)))
     assert all("dense_3" not in plan.recomputed and "dense_7" in plan.recomputed for plan in plans)
-    with pytest.raises(InvalidRequestError, match="two points"):
-        curve(graph, Request(), points=1)
+    for points in (1, 0, -3, 10**12, 2.0, "24", None, True):
+        with pytest.raises(InvalidRequestError, match="points must be a whole number from 2 to"):
+            curve(graph, Request(), points=points)  # type: ignore[arg-type]
 
 
 def test_products_are_kept_and_what_is_made_of_them_is_replayed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.strategies import chain, graphs, requests
-from tf_memsaver.errors import PlanFormatError, PlanMismatchError
+from tf_memsaver.errors import InvalidRequestError, PlanFormatError, PlanMismatchError
 from tf_memsaver.plan.solve import solve
-from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode, check_cover
+from tf_memsaver.plan.types import MOST_LEVELS, Plan, Request, Segment, SegmentMode, check_cover
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
 
@@ -67,13 +68,49 @@ def spoil(*path: str | int, to: Any = None, drop: bool = False) -> Callable[[dic
         (spoil("segments", 0, "stop", to=2), "position"),
         (spoil("segments", 0, "children", 0, "stop", to=2), "position"),
         (spoil("segments", 1, "stop", to=9), "end at position 9"),
-        (spoil("segments", to=7), "TypeError"),
+        (spoil("segments", to=7), "segments must be a list, got 7"),
         (spoil("request", "colour", to="red"), "colour"),
-        (spoil("request", to=None), "AttributeError"),
+        (spoil("request", to=None), "request must be a JSON object, got None"),
         (spoil("peak_bytes", to="many"), "many"),
         (spoil("units", 0, "signature", to="Dense(other)"), "changed by hand"),
         (spoil("fingerprint", to="0" * 16), "changed by hand"),
-        (spoil("versions", to=3), "AttributeError"),
+        (spoil("versions", to=3), "versions must be a JSON object, got 3"),
+        (spoil("schema_version", to=True), "schema_version must be a whole number"),
+        (spoil("batch_size", to=0), "batch_size must be a whole number from 1"),
+        (spoil("batch_size", to=-3), "batch_size must be a whole number from 1"),
+        (spoil("batch_size", to=10**12), "batch_size must be a whole number from 1"),
+        (spoil("batch_size", to="4"), "batch_size must be a whole number from 1"),
+        (spoil("peak_bytes", to=10**400), "peak_bytes must be a whole number"),
+        (
+            spoil("peak_bytes", to=10**5000),
+            "peak_bytes must be a whole number from 0 to [0-9]+, got a int",
+        ),
+        (spoil("plain_peak_bytes", to=-1), "plain_peak_bytes must be a whole number from 0"),
+        (spoil("step_overhead", to=math.nan), "step_overhead must be a finite number, got nan"),
+        (spoil("plan_seconds", to=math.inf), "plan_seconds must be a finite number of 0 or more"),
+        (spoil("plan_seconds", to=10**400), "plan_seconds must be a finite number of 0 or more"),
+        (spoil("bound_seconds", to="soon"), "bound_seconds must be a finite number"),
+        (spoil("gap", to=[]), "gap must be a finite number"),
+        (spoil("strategy", to=3), "strategy must be a text, got 3"),
+        (spoil("planner", to="\ud800"), "planner must be a text of valid Unicode"),
+        (spoil("units", 0, "label", to="\ud800"), r"units\[0\].label must be a text of valid Unicode"),
+        (spoil("units", 1, to=["dense_1"]), r"units\[1\] must be a JSON object"),
+        (spoil("units", 1, "signature", drop=True), r"units\[1\].signature is missing"),
+        (spoil("units", to=[]), "changed by hand"),
+        (spoil("segments", 0, "start", to=0.7), r"segments\[0\].start must be a whole number"),
+        (spoil("segments", 0, "start", to=True), r"segments\[0\].start must be a whole number"),
+        (spoil("segments", 0, "children", 1, "stop", to=3.0), r"segments\[0\].children\[1\].stop must be a whole"),
+        (spoil("segments", 0, "children", 1, "stop", to=4), "end at position 4, and must cover the units up to 3"),
+        (spoil("segments", 0, "children", to="none"), r"segments\[0\].children must be a list"),
+        (spoil("segments", 0, "mode", to="store"), "stores, so it cannot have children"),
+        (spoil("segments", 0, "mode", to=["store"]), "mode must be one of store, recompute"),
+        (spoil("request", "granularity", to="layers"), "request.granularity must be one of layer, op"),
+        (spoil("request", "strategy", to=3), "request.strategy must be a text"),
+        (spoil("request", "keep", to=[None]), r"request.keep\[0\] must be a text"),
+        (spoil("request", "profile", to="no"), "request.profile must be True or False"),
+        (spoil("request", "budget_bytes", to=0), "request.budget_bytes must be a whole number from 1"),
+        (spoil("request", "max_overhead", to=math.nan), "request.max_overhead must be a finite number of 0 or more"),
+        (spoil("versions", "keras", to=3), "versions.keras must be a text"),
     ],
 )
 def test_malformed_plans(change: Callable[[dict[str, Any]], None], reason: str):
@@ -81,6 +118,37 @@ def test_malformed_plans(change: Callable[[dict[str, Any]], None], reason: str):
     change(data)
     with pytest.raises(PlanFormatError, match=reason):
         Plan.from_json(data)
+
+
+def test_segments_deeper_than_any_planner_nests(tmp_path: Path):
+    data = some_plan().to_json()
+    for levels in (MOST_LEVELS - 1, MOST_LEVELS, 900):
+        segment: dict[str, Any] = {"start": 0, "stop": 4, "mode": "store"}
+        for _ in range(levels):
+            segment = {"start": 0, "stop": 4, "mode": "recompute", "children": [segment]}
+        data["segments"] = [segment]
+        if levels < MOST_LEVELS:
+            assert Plan.from_json(data).recomputed_units == (0, 1, 2, 3)
+            continue
+        with pytest.raises(PlanFormatError, match=f"below {MOST_LEVELS} levels"):
+            Plan.from_json(data)
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(PlanFormatError, match="nested too deep"):
+        Plan.load(path)
+
+
+def test_a_plan_of_the_first_release_loads():
+    data = some_plan().to_json()
+    del data["bound_seconds"], data["gap"], data["request"]["profile"], data["request"]["granularity"]
+    plan = Plan.from_json(data)
+    assert (plan.gap, plan.request.granularity, plan.segments) == (None, "layer", some_plan().segments)
+
+
+@pytest.mark.parametrize("path", [3, None, "", "a\0b", b"plan.json"])
+def test_what_is_no_path_of_a_plan(path: Any):
+    with pytest.raises(InvalidRequestError, match="plan must be a path"):
+        Plan.load(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "3", '"plan"'])

@@ -16,7 +16,7 @@ from tf_memsaver.capture.model_function import ModelFunction
 from tf_memsaver.capture.sublayer_calls import SublayerCalls
 from tf_memsaver.plain_names import Names
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
-from tf_memsaver.rewrite.keras_model import make_optimized
+from tf_memsaver.rewrite.keras_model import make_uncertified
 
 Span = tuple[Any, ...]
 """``(first, last)`` labels of the layer calls that a recompute segment holds, or with a third item: child spans."""
@@ -65,7 +65,7 @@ def hand_plan(model: Any, *spans: Span) -> Plan:
 
 
 def optimized_by_hand(model: Any, *spans: Span) -> Any:
-    return make_optimized(model, hand_plan(model, *spans))
+    return make_uncertified(model, hand_plan(model, *spans))
 
 
 def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> list[Segment]:
@@ -118,7 +118,7 @@ def optimized_in_segments(model: Any, segments: Sequence[Segment], batch_size: i
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
     plan = plan_of(sequence_of(model, granularity), segments, batch_size)
     request = dataclasses.replace(plan.request, granularity=granularity)
-    return make_optimized(model, dataclasses.replace(plan, request=request))
+    return make_uncertified(model, dataclasses.replace(plan, request=request))
 
 
 def naive(model: Any, *spans: Span, capture_skips: bool = False) -> Any:
@@ -127,7 +127,7 @@ def naive(model: Any, *spans: Span, capture_skips: bool = False) -> Any:
     With ``capture_skips`` only a segment's first input is an argument and the rest is captured from outside.
     """
     plan = hand_plan(model, *spans)
-    wrapped = make_optimized(model, plan)
+    wrapped = make_uncertified(model, plan)
     object.__setattr__(wrapped, "_memsaver", (plan, _NaiveForward(list_layer_calls(model), plan, capture_skips)))
     return wrapped
 

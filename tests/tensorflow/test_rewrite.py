@@ -32,7 +32,7 @@ from tests.tensorflow.training import (
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.plan.types import Plan
-from tf_memsaver.rewrite.keras_model import is_optimized, make_optimized, strip
+from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -512,12 +512,12 @@ def test_a_segment_over_the_layer_that_makes_an_output_is_refused() -> None:
 def test_a_plan_for_another_model_names_the_difference() -> None:
     plan = hand_plan(models.chain(width=6), ("d0", "d3"))
     with pytest.raises(PlanMismatchError, match=r"layer call 0 is 'd0'.*\[\?,8\]") as caught:
-        make_optimized(models.chain(width=8), plan)
+        make_uncertified(models.chain(width=8), plan)
     assert "search_plan" in str(caught.value)
     with pytest.raises(PlanMismatchError, match=r"d3|layer call"):
-        make_optimized(models.chain(depth=3), plan)
+        make_uncertified(models.chain(depth=3), plan)
     with pytest.raises(PlanMismatchError, match=r"has 6 layer calls, the plan was made for 5|layer call 4"):
-        make_optimized(models.chain(depth=5), plan)
+        make_uncertified(models.chain(depth=5), plan)
 
 
 def test_a_plan_fits_an_equal_model_with_other_names(tmp_path: Path) -> None:
@@ -526,7 +526,7 @@ def test_a_plan_fits_an_equal_model_with_other_names(tmp_path: Path) -> None:
     other = models.residual_net()
     for layer in other.layers:
         layer.name = f"other_{layer.name}"
-    assert make_optimized(other, Plan.load(tmp_path / "plan.json")).memsaver_plan == plan
+    assert make_uncertified(other, Plan.load(tmp_path / "plan.json")).memsaver_plan == plan
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 99}', "no json"])

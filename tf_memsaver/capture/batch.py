@@ -13,19 +13,6 @@ from tf_memsaver.capture.signature import signature_of
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
 
 
-def check_batch_size(batch_size: Any) -> int:
-    """Return ``batch_size`` as an ``int``.
-
-    Raises:
-      InvalidRequestError: not a positive whole number.
-    """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise InvalidRequestError(
-            f"batch_size must be a positive whole number, got {batch_size!r}. Bytes depend on it, so it has no default."
-        )
-    return int(batch_size)
-
-
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
     """Return a fully known spec for each flat input of the model.
 

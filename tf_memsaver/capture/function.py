@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.batch import check_batch_size, mean_squares
+from tf_memsaver.capture.batch import mean_squares
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
+from tf_memsaver.options import checked
 
 
 def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
@@ -54,7 +55,7 @@ def capture_function(calls: FunctionCalls, *, batch_size: int | None, profile: b
         if None in firsts:
             raise InvalidRequestError("the first dimension of an argument is free: give batch_size=, which bytes need")
         batch_size = max(firsts, default=1)
-    batch_size = check_batch_size(batch_size)
+    batch_size = checked(batch_size=batch_size)["batch_size"]
     return traced_graph(FunctionStep(calls, batch_size), batch_size, profile=profile)
 
 

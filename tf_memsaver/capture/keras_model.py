@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,19 +12,20 @@ from absl import logging
 
 from tf_memsaver import keras_compat
 from tf_memsaver.capture import batch
-from tf_memsaver.capture.batch import check_batch_size, input_specs
+from tf_memsaver.capture.batch import input_specs
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
-from tf_memsaver.capture.model_function import ModelFunction
+from tf_memsaver.capture.model_function import ModelFunction, settings_of
 from tf_memsaver.capture.signature import check_model
 from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.capture.sublayer_calls import SublayerCalls
-from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
+from tf_memsaver.options import checked
 
-GRANULARITIES = ("layer", "op")
-"""What a unit of a graph may be."""
+_CAPTURED: weakref.WeakKeyDictionary[Any, dict[Any, Graph]] = weakref.WeakKeyDictionary()
+"""By model and how it was captured: its graph without values and operations."""
 
 
 def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", profile: bool = False) -> Graph:
@@ -37,12 +40,11 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", pr
     Raises:
       UnsupportedModelError: another Keras backend, an unbuilt model, a call() that cannot be cut, or nothing to train.
       UnknownDimensionError: an input dimension other than the batch is unknown.
-      InvalidRequestError: the batch size is none.
+      InvalidRequestError: an argument has no meaning.
     """
-    if granularity not in GRANULARITIES:
-        raise InvalidRequestError(f"granularity must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
+    options = checked(batch_size=batch_size, granularity=granularity, profile=profile)
+    batch_size = options["batch_size"]
     check_model(model)
-    batch_size = check_batch_size(batch_size)
     input_specs(model, batch_size)
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
@@ -50,7 +52,28 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", pr
     graph = traced_graph(source, batch_size, profile=profile)
     if isinstance(source, KerasSublayerStep) and all(unit.pinned for unit in graph.units):
         raise _nothing_to_replay(model, graph)
+    slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
+    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity)] = slim
     return graph
+
+
+def captured_units(model: Any, *, batch_size: int, granularity: str) -> Graph:
+    """Return what says how a model's step may be cut: its graph without values and operations.
+
+    The model is captured if it was not, or has changed since: other layers are trained, or with other losses.
+
+    Raises:
+      MemsaverError: what ``capture_graph`` raises.
+    """
+    found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity))
+    return capture_graph(model, batch_size=batch_size, granularity=granularity) if found is None else found
+
+
+def _how(model: Any, batch_size: int, granularity: str) -> Any:
+    """Return what of a model and a request decides how it is captured, and may change."""
+    # The losses by id: they may refer to the model, which would then live for ever.
+    losses = id(model.loss) if getattr(model, "compiled", False) else None
+    return granularity, tuple(input_specs(model, batch_size)), settings_of(model), losses
 
 
 def _source(model: Any, batch_size: int, granularity: str) -> KerasStep:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tf_memsaver.errors import HintError
+from tf_memsaver.errors import CertificationError, HintError, PlanFormatError
 from tf_memsaver.ir.graph import Cut, Graph
 from tf_memsaver.ir.topology import articulation_points
 from tf_memsaver.plan.simulate import Simulator, Timeline
-from tf_memsaver.plan.types import Request, Segment, SegmentMode
+from tf_memsaver.plan.types import Request, Segment, SegmentMode, check_cover
 
 if TYPE_CHECKING:
     from tf_memsaver.plan.one_level import OneLevel
@@ -108,6 +108,36 @@ class Problem:
             if any(unwanted[segment.start : segment.stop]):
                 return unwanted.index(True, segment.start), segment.mode
         return None
+
+    def certify(self, segments: Sequence[Segment], planner: str) -> None:
+        """Check that a plan's segments train the model as it is; ``planner`` is the name of who proposed them.
+
+        They must cover the units, keep every hint, replay nothing that cannot be replayed, and no replay may begin or
+        end where that would change the rounding of a result; in segments of all levels.
+
+        Raises:
+          CertificationError: they do not; it names the layer.
+        """
+        units = self.graph.units
+        try:
+            check_cover(segments, 0, len(units))
+        except PlanFormatError as error:
+            raise CertificationError(planner, str(error)) from error
+        misplaced = self.misplaced(segments)
+        if misplaced is not None:
+            unit, mode = misplaced
+            reason = units[unit].pinned if mode is SegmentMode.RECOMPUTE else ""
+            and_why = f", and it {reason}" if reason else ""
+            raise CertificationError(planner, f"layer '{units[unit].label}' lies in a {mode.value} segment{and_why}")
+        joined = set(self.graph.joined)
+        for segment in (inner for top in segments for inner in top.walk()):
+            torn = joined.intersection((segment.start, segment.stop)) if segment.mode is SegmentMode.RECOMPUTE else ()
+            for position in torn:
+                raise CertificationError(
+                    planner,
+                    f"a recompute segment begins or ends between '{units[position - 1].label}' and "
+                    f"'{units[position].label}', where a cut changes the order of a sum and so the results",
+                )
 
     def overhead(self, replay_seconds: float) -> float:
         """Return the time of replays as a share of the plain step."""

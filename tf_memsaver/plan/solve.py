@@ -6,20 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tf_memsaver.errors import (
-    CertificationError,
-    InfeasibleBudgetError,
-    InfeasibleOverheadError,
-    InvalidRequestError,
-    PlanFormatError,
-)
+from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.options import checked
 from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they register)
 from tf_memsaver.plan.bounds import least_seconds
 from tf_memsaver.plan.one_level import Found
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
-from tf_memsaver.plan.types import Plan, Request, Segment, check_cover
+from tf_memsaver.plan.types import Plan, Request, Segment
 
 __all__ = ["Choice", "Planner", "curve", "planner_names", "register_planner", "solve"]
 
@@ -44,11 +39,11 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
       InfeasibleBudgetError: the plan's simulated peak is above the budget; ``least_bytes`` is one that ``auto`` and
         ``min_time`` keep.
       InfeasibleOverheadError: the request has a ``max_overhead`` and the plan needs more.
-      CertificationError: the proposal is no cover of the units, or breaks a hint.
+      CertificationError: the proposal is no cover of the units, breaks a hint, or cuts where no segment may end.
     """
     begin = time.perf_counter()
+    request = request.checked()
     planner = planner_named(request.strategy)
-    _check_limits(request)
     problem = Problem.build(graph, request)
     choice, peak_bytes = _propose(planner, problem)
     plan = _plan(problem, choice, peak_bytes, begin, versions)
@@ -71,17 +66,16 @@ def curve(
     plans differ. Each takes as ``plan_seconds`` the time since the one before it. Only the hints of ``request`` count.
 
     Raises:
-      InvalidRequestError: fewer than two points.
+      InvalidRequestError: fewer than two points, or too many.
       HintError: a hint matches no layer, or hints contradict each other.
     """
-    if points < 2:
-        raise InvalidRequestError(f"a curve has two points at least, not {points}")
+    points = checked(points=points)["points"]
     begin = time.perf_counter()
-    problem = Problem.build(graph, replace(request, strategy="auto", budget_bytes=None, max_overhead=None))
+    problem = Problem.build(graph, replace(request.checked(), strategy="auto", budget_bytes=None, max_overhead=None))
     made: dict[tuple[Segment, ...], Plan] = {}
     for choice in curves.proposals(problem, points):
         if choice.segments not in made:
-            _certify(problem, choice.segments)
+            problem.certify(choice.segments, choice.planner)
             peak = problem.simulator.reported_peak(choice.segments)
             made[choice.segments] = _plan(problem, choice, peak, begin, versions)
             begin = time.perf_counter()
@@ -157,27 +151,5 @@ def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:
     choice = (
         proposed if isinstance(proposed, Choice) else Choice(planner=problem.request.strategy, segments=tuple(proposed))
     )
-    _certify(problem, choice.segments)
+    problem.certify(choice.segments, problem.request.strategy)
     return choice, problem.simulator.reported_peak(choice.segments)
-
-
-def _check_limits(request: Request) -> None:
-    if request.budget_bytes is not None and request.budget_bytes <= 0:
-        raise InvalidRequestError(f"budget is {request.budget_bytes} bytes; give a positive number, such as '6GiB'.")
-    if request.max_overhead is not None and not request.max_overhead >= 0:
-        raise InvalidRequestError(
-            f"max_overhead is {request.max_overhead}; give the share of a step that may be added, such as 0.3."
-        )
-
-
-def _certify(problem: Problem, segments: Sequence[Segment]) -> None:
-    """Check that segments cover the units and that every hint is kept, in segments of all levels."""
-    strategy = problem.request.strategy
-    try:
-        check_cover(segments, 0, len(problem.graph.units))
-    except PlanFormatError as error:
-        raise CertificationError(strategy, str(error)) from error
-    misplaced = problem.misplaced(segments)
-    if misplaced is not None:
-        unit, mode = misplaced
-        raise CertificationError(strategy, f"layer '{problem.graph.units[unit].label}' lies in a {mode.value} segment")

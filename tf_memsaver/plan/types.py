@@ -13,11 +13,16 @@ from typing import Any
 
 from tf_memsaver.errors import OutputError, PlanFormatError, PlanMismatchError
 from tf_memsaver.ir.graph import fingerprint
+from tf_memsaver.options import OPTIONS, checked, choice, number, shown, text, whole
+from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
 from tf_memsaver.units import format_bytes
 
 SCHEMA_VERSION = 1
 DEFAULT_MAX_OVERHEAD = 0.3
 """Without a budget: the smallest peak whose predicted step is at most this share longer (design, section 7)."""
+
+MOST_LEVELS = 150
+"""Segments within segments that are read from a file. ``nested`` works with at most 128 cuts, so it makes fewer."""
 
 
 class SegmentMode(enum.Enum):
@@ -65,6 +70,29 @@ class Request:
     candidates: tuple[str, ...] = ()
     granularity: str = "layer"
     profile: bool = False
+
+    def checked(self) -> Request:
+        """Return the request with every field checked (see ``options``) and as we use it.
+
+        Raises:
+          InvalidRequestError: a field has a value of no meaning.
+        """
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return Request(budget_bytes=checked(budget=fields.pop("budget_bytes"))["budget"], **checked(**fields))
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Request:
+        """Read a request from the fields that a plan's JSON has of it; one that is not there has its default.
+
+        Raises:
+          PlanFormatError: a field is unknown or malformed.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = [name for name in fields.names() if name not in known]
+        if unknown:
+            raise malformed(fields.place, f"has a field {shown(unknown[0])} that this version does not know")
+        checks = {name: whole(1) if name == "budget_bytes" else OPTIONS[name].check for name in fields.names()}
+        return cls(**{name: fields.get(name, check) for name, check in checks.items() if name in fields})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,35 +182,39 @@ class Plan:
         Raises:
           PlanFormatError: a field is missing or malformed, the schema is another, or segments do not cover the units.
         """
-        try:
-            version = data["schema_version"]
-            if version != SCHEMA_VERSION:
-                raise PlanFormatError(
-                    f"the plan has schema version {version!r}, this version reads {SCHEMA_VERSION}. Make a new plan."
-                )
-            request: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["request"].items()}
-            plan = cls(
-                segments=tuple(_segment_from_json(segment) for segment in data["segments"]),
-                batch_size=int(data["batch_size"]),
-                strategy=str(data["strategy"]),
-                planner=str(data["planner"]),
-                peak_bytes=int(data["peak_bytes"]),
-                plain_peak_bytes=int(data["plain_peak_bytes"]),
-                step_overhead=float(data["step_overhead"]),
-                plan_seconds=float(data["plan_seconds"]),
-                request=Request(**request),
-                labels=tuple(str(unit["label"]) for unit in data["units"]),
-                signatures=tuple(str(unit["signature"]) for unit in data["units"]),
-                versions=tuple(sorted((str(k), str(v)) for k, v in data["versions"].items())),
-                # Plans of the first release have neither.
-                bound_seconds=_float_or_none(data.get("bound_seconds")),
-                gap=_float_or_none(data.get("gap")),
+        fields = Fields(data)
+        version = fields.get("schema_version", whole(0))
+        if version != SCHEMA_VERSION:
+            raise PlanFormatError(
+                f"the plan has schema version {version!r}, this version reads {SCHEMA_VERSION}. Make a new plan."
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanFormatError(f"this is not a plan of tf_memsaver: {type(error).__name__}: {error}") from error
-        if plan.fingerprint != data.get("fingerprint"):
-            raise PlanFormatError("the plan's fingerprint does not match its units: the file was changed by hand.")
-        check_cover(plan.segments, 0, len(plan.labels))
+        versions = fields.object("versions")
+        units = list(fields.objects("units"))
+        plan = cls(
+            segments=_segments_from_json(fields, "segments"),
+            batch_size=fields.get("batch_size", OPTIONS["batch_size"].check),
+            strategy=fields.get("strategy", text),
+            planner=fields.get("planner", text),
+            peak_bytes=fields.get("peak_bytes", whole(0)),
+            plain_peak_bytes=fields.get("plain_peak_bytes", whole(0)),
+            step_overhead=fields.get("step_overhead", number()),
+            plan_seconds=fields.get("plan_seconds", number(0.0)),
+            request=Request.from_json(fields.object("request")),
+            labels=tuple(unit.get("label", text) for unit in units),
+            signatures=tuple(unit.get("signature", text) for unit in units),
+            versions=tuple(sorted((text("versions", name), versions.get(name, text)) for name in versions.names())),
+            # Plans of the first release have neither.
+            bound_seconds=fields.get_or_none("bound_seconds", number(0.0)),
+            gap=fields.get_or_none("gap", number()),
+        )
+        if plan.fingerprint != fields.get("fingerprint", text):
+            raise PlanFormatError(
+                f"the plan's fingerprint does not match its units: the file was changed by hand. {NEW_PLAN}"
+            )
+        try:
+            check_cover(plan.segments, 0, len(plan.labels))
+        except PlanFormatError as error:
+            raise PlanFormatError(f"not a plan that can be used: {error}. {NEW_PLAN}") from error
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -209,13 +241,20 @@ class Plan:
         Raises:
           PlanFormatError: the file cannot be read, or is not a plan.
         """
+        name = checked(plan=path)["plan"]
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(name, encoding="utf-8") as file:
                 data = json.load(file)
+        except RecursionError as error:
+            raise PlanFormatError(
+                f"cannot read a plan from '{name}': its segments are nested too deep. {NEW_PLAN}"
+            ) from error
         except (OSError, ValueError) as error:
-            raise PlanFormatError(f"cannot read a plan from '{os.fspath(path)}': {error}") from error
+            raise PlanFormatError(f"cannot read a plan from '{name}': {error}. Give a file of Plan.save.") from error
         if not isinstance(data, dict):
-            raise PlanFormatError(f"'{os.fspath(path)}' holds no plan of tf_memsaver, but a {type(data).__name__}.")
+            raise PlanFormatError(
+                f"'{name}' holds no plan of tf_memsaver, but a {type(data).__name__}. Give a file of Plan.save."
+            )
         return cls.from_json(data)
 
     def __str__(self) -> str:
@@ -235,19 +274,16 @@ def check_cover(segments: Sequence[Segment], start: int, stop: int) -> None:
     """
     position = start
     for segment in segments:
+        span = f"segment ({segment.start}, {segment.stop}]"
         if segment.start != position or segment.stop <= segment.start:
-            raise PlanFormatError(f"segment ({segment.start}, {segment.stop}] does not follow position {position}")
+            raise PlanFormatError(f"{span} does not follow position {position}")
         if segment.children:
             if segment.mode is not SegmentMode.RECOMPUTE:
-                raise PlanFormatError(f"store segment ({segment.start}, {segment.stop}] cannot have children")
+                raise PlanFormatError(f"{span} stores, so it cannot have children")
             check_cover(segment.children, segment.start, segment.stop)
         position = segment.stop
     if position != stop:
-        raise PlanFormatError(f"segments end at position {position}, the model has {stop} units")
-
-
-def _float_or_none(value: Any) -> float | None:
-    return None if value is None else float(value)
+        raise PlanFormatError(f"segments end at position {position}, and must cover the units up to {stop}")
 
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:
@@ -257,10 +293,15 @@ def _segment_to_json(segment: Segment) -> dict[str, Any]:
     return data
 
 
-def _segment_from_json(data: Mapping[str, Any]) -> Segment:
-    return Segment(
-        start=int(data["start"]),
-        stop=int(data["stop"]),
-        mode=SegmentMode(data["mode"]),
-        children=tuple(_segment_from_json(child) for child in data.get("children", ())),
+def _segments_from_json(fields: Fields, name: str, level: int = 1) -> tuple[Segment, ...]:
+    if level > MOST_LEVELS:
+        raise malformed(fields.place, f"lies below {MOST_LEVELS} levels of segments, more than any planner nests")
+    return tuple(
+        Segment(
+            start=each.get("start", whole(0)),
+            stop=each.get("stop", whole(1)),
+            mode=SegmentMode(each.get("mode", choice(*(mode.value for mode in SegmentMode)))),
+            children=_segments_from_json(each, "children", level + 1) if "children" in each else (),
+        )
+        for each in fields.objects(name)
     )

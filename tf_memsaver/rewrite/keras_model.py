@@ -22,9 +22,17 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction, settings_of
 from tf_memsaver.capture.moved_cuts import MovedCuts
-from tf_memsaver.capture.signature import inputs_to_json, note_inputs_of_json, share_signature, usual_arguments
+from tf_memsaver.capture.signature import (
+    check_model,
+    inputs_to_json,
+    note_inputs_of_json,
+    share_signature,
+    usual_arguments,
+)
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.options import refused
 from tf_memsaver.plan.types import Plan, Segment
+from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.rewrite.sublayers import SublayerSegments
 
@@ -59,6 +67,7 @@ class OptimizedModel:
 
         Raises:
           PlanMismatchError: this version of Keras builds other layers from the same config.
+          CertificationError: the plan would change the results: the file was changed by hand, or the code of a layer.
         """
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         note_inputs_of_json(plain, config.get("inputs"))
@@ -232,9 +241,21 @@ def make_optimized(model: Any, plan: Plan) -> Any:
     """Return ``model`` (which stays as it is) as an instance that trains by ``plan``.
 
     Raises:
+      InvalidRequestError: ``plan`` is no Plan.
       PlanMismatchError: the plan was made for another model.
+      CertificationError: the plan would change the results (see ``certificate``).
       UnsupportedModelError: the model's inputs are not known (see ``capture.signature``).
     """
+    if not isinstance(plan, Plan):
+        raise refused("plan", "a Plan (Plan.load reads one from a file)", plan)
+    optimized = make_uncertified(model, plan)
+    certify(model, plan, lambda: _same_model(model, base_class(model)))
+    return optimized
+
+
+def make_uncertified(model: Any, plan: Plan) -> Any:
+    """Return the same for a plan that is taken on trust."""
+    check_model(model)
     forward = _forward_of(model, plan)
     base = base_class(model)
     optimized = _same_model(model, _optimized_class(base))

@@ -1,0 +1,242 @@
+"""The options of all verbs: what each may be, checked in one place. No TensorFlow here, so that bad ones fail fast.
+
+The verbs, ``Request`` and plan files check values with it; the command's flags also read theirs from text with it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.units import MOST_BYTES, parse_bytes
+
+MOST_BATCH = 2**31 - 1
+"""Kernels of TensorFlow count the rows of a tensor in 32 bits."""
+
+MOST_POINTS = 1000
+MODES = ("eager", "graph", "xla")
+GRANULARITIES = ("layer", "op")
+"""What a unit of a graph may be."""
+
+SAVE_FORMATS = ("keras", "saved_model")
+
+Check = Callable[[str, Any], Any]
+"""Takes an option's name and its value; returns the value as we use it, or raises ``InvalidRequestError``."""
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: on one line, and not at any length."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # Its own code, or a number of too many digits.
+        return f"a {type(value).__name__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
+
+
+def refused(name: str, accepted: str, value: object) -> InvalidRequestError:
+    """Return the error of an option that has none of the accepted values."""
+    return InvalidRequestError(f"{name} must be {accepted}, got {shown(value)}.")
+
+
+# What values may be ---------------------------------------------------------------------------------------------------
+
+
+def whole(least: int, most: int = MOST_BYTES) -> Check:
+    """Return the check of a whole number between two; NumPy's are taken, too."""
+
+    def check(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+            raise refused(name, f"a whole number from {least} to {most}", value)
+        return int(value)
+
+    return check
+
+
+def share(name: str, value: Any) -> float:
+    """Return a finite number of 0 or more."""
+    return float(number(0.0)(name, value))
+
+
+def number(least: float = -math.inf) -> Check:
+    """Return the check of a finite number."""
+    accepted = "a finite number" if least == -math.inf else f"a finite number of {least:g} or more"
+
+    def check(name: str, value: Any) -> float:
+        try:
+            found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        except OverflowError:
+            found = math.inf
+        if not (math.isfinite(found) and found >= least):
+            raise refused(name, accepted, value)
+        return found
+
+    return check
+
+
+def byte_count(name: str, value: Any) -> int:
+    """Return a number of bytes that is given as one, or as text such as ``"6GiB"``."""
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name}: {error}.") from error
+
+
+def text(name: str, value: Any) -> str:
+    """Return a text that can be written down: no half of a surrogate pair."""
+    if not isinstance(value, str):
+        raise refused(name, "a text", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise refused(name, "a text of valid Unicode", value) from error
+    return str(value)
+
+
+def name_(name: str, value: Any) -> str:
+    """Return a text that is not empty."""
+    if not text(name, value):
+        raise refused(name, "a text that is not empty", value)
+    return str(value)
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """Return one text, or several, as a tuple."""
+    if isinstance(value, str):
+        return (text(name, value),)
+    if isinstance(value, (bytes, dict)) or not isinstance(value, Iterable):
+        raise refused(name, "a text or a list of texts", value)
+    return tuple(text(f"{name}[{place}]", item) for place, item in enumerate(value))
+
+
+def choice(*choices: str) -> Check:
+    """Return the check of one text out of some."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise refused(name, f"one of {', '.join(choices)}", value)
+        return str(value)
+
+    return check
+
+
+def choices(*of: str) -> Check:
+    """Return the check of texts out of some, at least one."""
+
+    def check(name: str, value: Any) -> tuple[str, ...]:
+        found = names(name, value)
+        if not found or not set(found) <= set(of):
+            raise refused(name, f"one or more of {', '.join(of)}", value)
+        return found
+
+    return check
+
+
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """Return a list of sizes as a tuple."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise refused(name, "whole numbers such as 128,128,3", value)
+    return tuple(whole(1, MOST_BATCH)(f"{name}[{place}]", item) for place, item in enumerate(value))
+
+
+def switch(name: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise refused(name, "True or False", value)
+    return value
+
+
+def path(name: str, value: Any) -> str:
+    """Return the path of a file or folder as text."""
+    try:
+        found = os.fspath(value)
+    except TypeError as error:
+        raise refused(name, "a path", value) from error
+    if not found or not isinstance(found, str) or "\0" in found:
+        raise refused(name, "a path", value)
+    return found
+
+
+# How the command line writes them ------------------------------------------------------------------------------------
+
+
+def _int(written: str) -> Any:
+    try:
+        return int(written)
+    except ValueError:
+        return written
+
+
+def _float(written: str) -> Any:
+    try:
+        return float(written)
+    except ValueError:
+        return written
+
+
+def _list(written: str) -> list[str]:
+    return [part.strip() for part in written.split(",") if part.strip()]
+
+
+def _ints(written: str) -> list[Any]:
+    return [_int(part) for part in _list(written)]
+
+
+# The options ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How an option is checked, and how it is read from a command line."""
+
+    check: Check
+    read: Callable[[str], Any] = str
+
+
+OPTIONS = {
+    "batch_size": Option(whole(1, MOST_BATCH), _int),
+    "budget": Option(byte_count),
+    "max_overhead": Option(share, _float),
+    "strategy": Option(name_),
+    "keep": Option(names, _list),
+    "recompute": Option(names, _list),
+    "candidates": Option(names, _list),
+    "granularity": Option(choice(*GRANULARITIES)),
+    "profile": Option(switch),
+    "points": Option(whole(2, MOST_POINTS), _int),
+    "mode": Option(choice(*MODES)),
+    "steps": Option(whole(1), _int),
+    "isolate": Option(switch),
+    "overwrite": Option(switch),
+    "source": Option(path),
+    "target": Option(path),
+    "functions": Option(names, _list),
+    # Of the command alone.
+    "input_shape": Option(sizes, _ints),
+    "optimizer": Option(name_),
+    "loss": Option(name_),
+    "format": Option(choice("text", "json")),
+    "plan": Option(path),
+    "output": Option(path),
+    "save_format": Option(choices(*SAVE_FORMATS), _list),
+}
+OPTIONS["function"] = OPTIONS["functions"]
+
+_MAY_BE_NONE = frozenset({"budget", "max_overhead"})
+
+
+def checked(**options: Any) -> dict[str, Any]:
+    """Return options, each by its name, as we use them; a budget or overhead that is None stays None.
+
+    Raises:
+      InvalidRequestError: the first one that is no such value; the sentence names it and says what is accepted.
+    """
+    return {
+        name: None if value is None and name in _MAY_BE_NONE else OPTIONS[name].check(name, value)
+        for name, value in options.items()
+    }
