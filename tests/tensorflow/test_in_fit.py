@@ -184,3 +184,36 @@ def test_frozen_layers_among_equal_ones(frozen: tuple[int, ...], later: bool) ->
         freeze()
     assert_fit_alike(compiled(model), compiled(optimized), *batches(), batch_size=4)
     assert_identical(train(model, batch_size=4), train(optimized, batch_size=4))
+
+
+class _Net(layers.Layer):
+    """A whole network in one layer that is called as a whole."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.parts = [layers.Dense(512, "relu") for _ in range(6)]
+
+    def call(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def _said(capture: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in capture.records if record.levelname == "WARNING"]
+
+
+def test_a_plan_that_saves_nothing_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input((512,)), _Net(name="net"), layers.Dense(3)])
+    with caplog.at_level("WARNING", logger="absl"):
+        tf_memsaver.optimize(model, batch_size=4096)
+    (said,) = _said(caplog)
+    assert "saves no memory" in said and "by one layer, 'net'" in said and "granularity='op'" in said
+
+
+def test_a_plan_that_saves_says_what(caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input((512,)), *(layers.Dense(512, "relu") for _ in range(8)), layers.Dense(3)])
+    with caplog.at_level("INFO", logger="absl"):
+        optimized = tf_memsaver.optimize(model, batch_size=8192, strategy="min_peak")
+    assert not _said(caplog)
+    assert f"model '{model.name}': {optimized.memsaver_plan}" in caplog.text

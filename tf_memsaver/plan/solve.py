@@ -10,6 +10,7 @@ from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.options import checked
 from tf_memsaver.plan import auto, baselines, chen, curves, min_peak, min_time, nested  # noqa: F401  (they register)
+from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.bounds import least_seconds
 from tf_memsaver.plan.one_level import Found
 from tf_memsaver.plan.problem import Problem
@@ -47,6 +48,7 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
     problem = Problem.build(graph, request)
     choice, peak_bytes = _propose(planner, problem)
     plan = _plan(problem, choice, peak_bytes, begin, versions)
+    plan = replace(plan, advice=advice(graph, plan))
     if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
         raise InfeasibleOverheadError(request.max_overhead, plan.step_overhead)
     return plan

@@ -106,6 +106,8 @@ class Plan:
     ``bound_seconds`` is a proven lower bound on the replay seconds of such plans within the budget, and ``gap`` how far
     the plan's step time is above the bound's, as a share of the latter: 0 where no plan of one level is quicker (see
     ``bounds.least_seconds`` for what is proven of which plans). Both are None without a budget.
+
+    ``advice`` says why the plan saves little and what to try; it is empty where the plan saves 3% of the peak or more.
     """
 
     segments: tuple[Segment, ...]
@@ -122,6 +124,7 @@ class Plan:
     versions: tuple[tuple[str, str], ...] = ()
     bound_seconds: float | None = None
     gap: float | None = None
+    advice: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -168,6 +171,7 @@ class Plan:
             "plan_seconds": self.plan_seconds,
             "bound_seconds": self.bound_seconds,
             "gap": self.gap,
+            "advice": self.advice,
             "request": dataclasses.asdict(self.request),
             "versions": dict(self.versions),
             "fingerprint": self.fingerprint,
@@ -203,9 +207,10 @@ class Plan:
             labels=tuple(unit.get("label", text) for unit in units),
             signatures=tuple(unit.get("signature", text) for unit in units),
             versions=tuple(sorted((text("versions", name), versions.get(name, text)) for name in versions.names())),
-            # Plans of the first release have neither.
+            # Older plans have none of these.
             bound_seconds=fields.get_or_none("bound_seconds", number(0.0)),
             gap=fields.get_or_none("gap", number()),
+            advice=fields.get_or_none("advice", text) or "",
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(
@@ -258,11 +263,12 @@ class Plan:
         return cls.from_json(data)
 
     def __str__(self) -> str:
-        count = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
+        segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
+        layers = "layers" if self.request.granularity == "layer" else "groups of operations"
         return (
-            f"{self.planner}: {count} recompute segments of {len(self.segments)}, predicted peak "
-            f"{format_bytes(self.peak_bytes)} (plain {format_bytes(self.plain_peak_bytes)}), "
-            f"step {self.step_overhead:+.1%}"
+            f"predicted peak {format_bytes(self.peak_bytes)} instead of {format_bytes(self.plain_peak_bytes)}, step "
+            f"{self.step_overhead:+.1%}; {len(self.recomputed_units)} of {len(self.labels)} {layers} are recomputed, "
+            f"in {segments} segments (planner {self.planner}, batch size {self.batch_size})"
         )
 
 

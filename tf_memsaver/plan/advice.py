@@ -1,0 +1,138 @@
+"""Why a plan saves little, in words, and what to try instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
+from tf_memsaver.plan.estimate import Estimate
+from tf_memsaver.plan.simulate import Simulator, Timeline
+from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.units import format_bytes
+
+WORTH_WHILE = 0.03
+"""The least share of the plain step's peak that a plan should save."""
+
+_MOST = 0.5
+"""The share of bytes from which on one operation or one layer is the reason."""
+
+_PINNED = 0.25
+"""The same for layers that cannot be replayed, of bytes or of layers: what lies between them gains little, either."""
+
+_NAMED = 3
+"""How many layers are named."""
+
+_BATCH = "a larger batch, of whose activations more can be saved"
+_OPERATIONS = "granularity='op', which cuts inside layers, too, or optimize a model inside this one by itself"
+
+
+def advice(graph: Graph, plan: Plan) -> str:
+    """Return why a plan saves less than ``WORTH_WHILE`` and what to try; an empty string if it saves more."""
+    request, replays, plain_peak_bytes = plan.request, plan.recomputed_units, plan.plain_peak_bytes
+    saved = 1 - plan.peak_bytes / plain_peak_bytes if plain_peak_bytes else 0.0
+    if replays and saved >= WORTH_WHILE:
+        return ""
+    did = f"saves {max(saved, 0.0):.1%} of the peak" if replays else "recomputes nothing, so it saves no memory"
+    if request.strategy == "plain":
+        return f"the plan {did}: strategy='plain' asks for that"
+    if request.budget_bytes is not None and plain_peak_bytes <= request.budget_bytes:
+        return (
+            f"the plan {did}: the plain step ({format_bytes(plain_peak_bytes)}) is within the budget of "
+            f"{format_bytes(request.budget_bytes)} as it is"
+        )
+    estimate = Estimate.from_graph(graph)
+    timeline = Simulator(graph).run(plan.segments)
+    reasons, remedies = zip(*_reasons(graph, request, timeline, estimate), strict=True)
+    tried = dict.fromkeys(remedy for remedy in remedies if remedy)
+    what_next = f" Try {', or '.join(tried)}." if tried else ""
+    return f"the plan {did}. {'. '.join(reason[:1].upper() + reason[1:] for reason in reasons)}.{what_next}"
+
+
+def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> Iterator[tuple[str, str]]:
+    """Yield reasons, the most important first, each with what helps."""
+    found = False
+    for reason, remedy in (
+        *_at_the_peak(graph, timeline),
+        *_in_few_layers(graph, request, estimate),
+        *_by_the_request(request),
+    ):
+        found = True
+        yield reason, remedy
+    if not found:
+        yield (
+            f"the backward pass reads {format_bytes(estimate.activation_bytes)} of the forward pass, and no other "
+            f"choice of layers to recompute was found to need less in the time allowed",
+            "" if request.granularity == "op" else _OPERATIONS,
+        )
+
+
+def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """Yield what of the peak no plan changes: what is always live, the update, or the need of one operation."""
+    if not timeline.instants:
+        return
+    peak, resident = timeline.peak_bytes, timeline.resident_bytes
+    gradients = graph.bytes_of(MemoryKind.WEIGHT_GRADIENT)
+    op = graph.ops[timeline.instants[timeline.peak_at].op]
+    if op.phase is Phase.UPDATE:
+        yield (
+            f"the peak is in the optimizer's update ({op.type}), where no activation is left: weights, gradients and "
+            f"optimizer slots take it all",
+            f"{_BATCH}, or an optimizer with fewer slots",
+        )
+        return
+    if resident + gradients >= (1 - WORTH_WHILE) * peak:
+        yield (
+            f"weights, optimizer slots, gradients and the input batch take {format_bytes(resident + gradients)} of the "
+            f"peak of {format_bytes(peak)}, which recomputation does not change",
+            _BATCH,
+        )
+        return
+    own = {graph.roots[value] for value in (*op.inputs, *op.outputs)}
+    needed = op.workspace_bytes + sum(graph.values[v].nbytes for v in own if not graph.values[v].kind.resident)
+    if needed >= _MOST * (peak - resident):
+        where = "" if op.unit is None else f" of '{graph.units[op.unit].label}'"
+        yield (
+            f"the peak is at one operation ({op.type}, {op.phase.value}{where}), which needs "
+            f"{format_bytes(needed)} by itself",
+            "",
+        )
+
+
+def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterator[tuple[str, str]]:
+    """Yield what cannot be replayed, or not in parts."""
+    total = estimate.activation_bytes
+    if not total:
+        yield "the backward pass reads nothing that the forward pass makes", ""
+        return
+    by_bytes = sorted(estimate.units, key=lambda unit: -unit.kept_bytes)
+    reasons = {unit.label: unit.pinned for unit in graph.units}
+    remedy = "" if request.granularity == "op" else _OPERATIONS
+    largest = by_bytes[0]
+    if largest.kept_bytes >= _MOST * total and not reasons[largest.label]:
+        yield (
+            f"of {format_bytes(total)} that the backward pass reads, {format_bytes(largest.kept_bytes)} are made by "
+            f"one layer, '{largest.label}', which is replayed as a whole or not at all",
+            remedy,
+        )
+        return
+    pinned = [unit for unit in by_bytes if reasons[unit.label]]
+    held = sum(unit.kept_bytes for unit in pinned)
+    if held >= _PINNED * total or len(pinned) >= _PINNED * len(by_bytes):
+        named = "; ".join(f"'{unit.label}' {reasons[unit.label]}" for unit in pinned[:_NAMED])
+        more = f"; and {len(pinned) - _NAMED} more" if len(pinned) > _NAMED else ""
+        yield (
+            f"{len(pinned)} of {len(by_bytes)} layers cannot be replayed, and make {format_bytes(held)} of the "
+            f"{format_bytes(total)} that the backward pass reads: {named}{more}",
+            remedy,
+        )
+        return
+    inner = [position for position in range(1, len(graph.units)) if position not in graph.joined]
+    if len(inner) < len(graph.units) / 2:
+        yield "between most layers no segment may end, since a cut would change the rounding of a sum", remedy
+
+
+def _by_the_request(request: Request) -> Iterator[tuple[str, str]]:
+    if request.keep or request.candidates:
+        yield "the hints keep= and candidates= leave little to recompute", "fewer hints"
+    elif request.max_overhead is not None:
+        yield f"the step may be at most {request.max_overhead:.0%} longer", "a larger max_overhead"
