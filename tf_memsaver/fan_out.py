@@ -115,7 +115,7 @@ def replay_witness(
     Args:
       replayed: what a replay added to its graph, in order.
       added: the same with the backward ops behind it.
-      outputs: what the replay returned.
+      outputs: what the replay returned, as far as a gradient arrived for it: others have no reader behind it.
       gradients: what the backward ops are there for.
       gates: what reads single elements.
 

@@ -32,7 +32,8 @@ from tensorflow.python.eager.record import (
 )
 
 from tf_memsaver import twins
-from tf_memsaver.emission import followed, registered_segment
+from tf_memsaver.capture.operations import has_custom_gradient
+from tf_memsaver.emission import ends_segment, followed, registered_segment
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.fan_out import first_run_witness, replay_witness
 from tf_memsaver.gates import Gates, behind, is_of_shapes
@@ -325,7 +326,7 @@ def _replay(
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
     _free_constants(added)
-    witness = replay_witness(added[: end - start], added, outputs, found, gates)
+    witness = replay_witness(added[: end - start], added, [outputs[place] for place in arrived], found, gates)
     together = iter(_together(found, None if witness is None else gates.gate([witness])))
     return [None if gradient is None else next(together) for gradient in gradients]
 
@@ -449,13 +450,13 @@ _OWN_GRADIENT_OPS = frozenset(
 def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
 
-    It becomes a term of a sum or a factor of a product, which are sorted by name. It comes from the IdentityN that ends
-    the replay of another segment or, in a function of its own, as a saved custom gradient is, from an argument.
+    It becomes a term of a sum or a factor of a product, which are sorted by name. And operations of gradients wait for
+    it, as the sigmoid does that the gradient of silu computes: that keeps graph optimisation from taking them for the
+    same ones of the forward pass. All that is replayed waits for the gradient as it arrived, by the gate, but not for
+    its copy.
     """
-    if gate is None or gradient.op.type not in _RENAMED:
-        return gradient
     # An output that the replay itself reads, too, gets a sum.
-    if not output.consumers() and _first_to_change(output).type in _OWN_GRADIENT_OPS:
+    if gate is None or (not output.consumers() and _goes_to_a_kernel(output)):
         return gradient
     return _copied(gate, gradient, _ARRIVED, name if gradient.op.type == "Placeholder" else None)
 
@@ -483,7 +484,7 @@ def _may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
     if any(id(reader) not in inside and reader.type != "IdentityN" for reader in tensor.consumers()):
         return True
     # The replay of another segment names what arrives itself.
-    return tensor.op.type != "IdentityN" and _first_to_change(tensor).type not in _OWN_GRADIENT_OPS
+    return not ends_segment(tensor.op) and not _goes_to_a_kernel(tensor)
 
 
 def _gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
@@ -502,6 +503,14 @@ def _as_term(tensor: tf.Tensor) -> tf.Tensor:
         return tensor
     with tf.name_scope(f"{_maker(tensor).name}/"):
         return tf.raw_ops.EnsureShape(input=tensor, shape=[None] * tensor.shape.rank, name=_TERM)
+
+
+def _goes_to_a_kernel(tensor: tf.Tensor) -> bool:
+    """Whether the first that changes the gradient of a tensor is a kernel, which graph optimisation leaves as it is."""
+    operation = _first_to_change(tensor)
+    if operation.type == "IdentityN" and has_custom_gradient(operation):
+        return ends_segment(operation)
+    return operation.type in _OWN_GRADIENT_OPS
 
 
 def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
