@@ -88,9 +88,9 @@ def test_help_of_a_command_lists_its_flags(run: Any, name: str) -> None:
         (("plan",), "no MODEL was given"),
         (("plan", "a", "b"), "'b' is one argument too many"),
         (("plan", "x", "--budgget=1GiB"), "Unknown command line flag 'budgget'"),
-        (("plan", "x", "--batch_size=0"), "0 is not a positive integer"),
+        (("plan", "x", "--batch_size=0"), "batch_size must be a whole number from 1"),
         (("estimate", "x", "--budget=1GiB"), "Unknown command line flag 'budget'"),
-        (("measure", "x", "--mode=fast"), "should be one of <eager|graph|xla>"),
+        (("measure", "x", "--mode=fast"), "mode must be one of eager, graph, xla, got 'fast'"),
     ],
 )
 def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...], expected: str) -> None:

@@ -16,6 +16,7 @@ ROOT = Path(tf_memsaver.__file__).parent
 FLOORS = {
     "errors": 0,
     "files": 0,
+    "options": 0,
     "units": 0,
     "ir": 1,
     "cost": 2,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 from rich.console import Console
 
+from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.report.progress import Progress
@@ -108,11 +109,12 @@ def _run(invocation: Invocation) -> int:
     else:
         console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
         for part in result.shown:
-            console.print(part, highlight=False)
+            console.print(part, highlight=False, markup=False, emoji=False)
     return DONE if result.satisfied else NOT_SATISFIED
 
 
 def _call(invocation: Invocation) -> Result:
+    check_arguments(invocation.command, invocation.model, invocation.flags)
     with _quiet_start():
         from tf_memsaver.command.verbs import VERBS
     return VERBS[invocation.command](invocation.model, invocation.flags, Progress(Console(stderr=True)))
