@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
+from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import COMMANDS
 from tf_memsaver.plan.types import Plan
 
@@ -114,11 +115,14 @@ def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...]
         (("plan", "cli_models:broken", "--batch_size=8"), "RuntimeError: no such thing"),
         (("plan", "cli_models:number", "--batch_size=8"), "gave a int, not a keras.Model"),
         (("plan", *SMALL, "--input_shape=3,3,3"), "input_shape is only for names of keras.applications"),
-        (("plan", "resnet50", "--batch_size=8", "--input_shape=big"), "input_shape must be whole numbers"),
-        (("plan", *SMALL, "--optimizer=magic"), "cannot compile with optimizer='magic'"),
+        (("plan", "resnet50", "--batch_size=8", "--input_shape=big"), "input_shape[0] must be a whole number"),
+        (("plan", *SMALL, "--optimizer=magic"), "optimizer='magic' is no optimizer that Keras can make"),
         (("optimize", *SMALL), "say where to write"),
         (("optimize", *SMALL, "--output=missing/out"), "does not exist"),
-        (("optimize", *SMALL, "--output=out", "--save_format=onnx"), "'onnx' is not one of"),
+        (
+            ("optimize", *SMALL, "--output=out", "--save_format=onnx"),
+            "save_format must be one or more of keras, saved_model",
+        ),
         (("verify", *SMALL, "--plan=none.json"), "cannot read a plan from 'none.json'"),
         (("verify", *SMALL, "--plan=none.json", "--strategy=min_peak"), "--strategy says how to plan"),
     ],
@@ -127,6 +131,25 @@ def test_bad_input_is_one_error_line_and_2(run: Any, arguments: tuple[str, ...],
     code, out, err = run(*arguments)
     assert code == 2 and not out
     assert the_line(err).startswith("tf-memsaver: ") and expected in the_line(err)
+
+
+def test_the_names_of_keras_are_read_as_keras_has_them() -> None:
+    assert keras_names.applications() == {name for name in dir(keras.applications) if name[0].isupper()}
+    assert all(keras.losses.get(name) is not None for name in keras_names.losses() - {"Loss", *_NO_LOSSES})
+    assert all(keras.optimizers.get(name) for name in keras_names.optimizers() - _NO_OPTIMIZERS)
+
+
+_NO_LOSSES = {"deserialize", "get", "serialize"}
+_NO_OPTIMIZERS = {"optimizer", "lossscaleoptimizer"}
+
+
+def test_a_plan_that_was_changed_by_hand_is_refused(run: Any) -> None:
+    assert run("plan", *SMALL, "--strategy=min_peak", "--output=plan.json")[0] == 0
+    data = json.loads(Path("plan.json").read_text())
+    data["segments"] = [{"start": 0, "stop": len(data["units"]), "mode": "recompute"}]
+    Path("plan.json").write_text(json.dumps(data))
+    code, out, err = run("verify", *SMALL, "--plan=plan.json")
+    assert code == 2 and not out and "store segment" in the_line(err)
 
 
 # What the commands do

@@ -28,6 +28,8 @@ _UNSATISFIED = (InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError
 _HELP = frozenset({"-h", "-help", "--help"})
 _PLAIN_WIDTH = 140
 """Columns of a table that does not go to a terminal."""
+_LONGEST_LINE = 1000
+"""Characters of an error; it may repeat what it was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,8 @@ def _reject(reason: str, command: str = "") -> NoReturn:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} … {line[-_LONGEST_LINE // 2 :]}"
 
 
 # Running ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_memsaver import keras_compat
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
-from tf_memsaver.options import shown
+from tf_memsaver.units import shown
 
 
 class Signature(NamedTuple):
@@ -217,8 +217,8 @@ def _single(structure: Any) -> Any:
 
 def _free(given: Any) -> tf.TensorSpec:
     shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
-    if shape is None or dtype is None or not len(shape):
+    if shape is None or dtype is None or not tf.TensorShape(shape).rank:
         raise InvalidRequestError(
-            f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {given!r}"
+            f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {shown(given)}"
         )
     return tf.TensorSpec((None, *tuple(shape)[1:]), dtype)

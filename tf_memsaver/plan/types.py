@@ -13,9 +13,9 @@ from typing import Any
 
 from tf_memsaver.errors import OutputError, PlanFormatError, PlanMismatchError
 from tf_memsaver.ir.graph import fingerprint
-from tf_memsaver.options import OPTIONS, checked, choice, number, shown, text, whole
+from tf_memsaver.options import OPTIONS, checked, choice, number, text, whole
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
-from tf_memsaver.units import format_bytes
+from tf_memsaver.units import format_bytes, shown
 
 SCHEMA_VERSION = 1
 DEFAULT_MAX_OVERHEAD = 0.3
