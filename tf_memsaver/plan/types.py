@@ -21,8 +21,8 @@ SCHEMA_VERSION = 1
 DEFAULT_MAX_OVERHEAD = 0.3
 """Without a budget: the smallest peak whose predicted step is at most this share longer (design, section 7)."""
 
-MOST_LEVELS = 150
-"""Segments within segments that are read from a file. ``nested`` works with at most 128 cuts, so it makes fewer."""
+MOST_LEVELS = 32
+"""Segments within segments that are read from a file. ``nested`` makes 7 for a chain of 128 equal units."""
 
 
 class SegmentMode(enum.Enum):
