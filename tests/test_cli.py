@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -135,12 +136,11 @@ def test_bad_input_is_one_error_line_and_2(run: Any, arguments: tuple[str, ...],
 
 def test_the_names_of_keras_are_read_as_keras_has_them() -> None:
     assert keras_names.applications() == {name for name in dir(keras.applications) if name[0].isupper()}
-    assert all(keras.losses.get(name) is not None for name in keras_names.losses() - {"Loss", *_NO_LOSSES})
-    assert all(keras.optimizers.get(name) for name in keras_names.optimizers() - _NO_OPTIMIZERS)
-
-
-_NO_LOSSES = {"deserialize", "get", "serialize"}
-_NO_OPTIMIZERS = {"optimizer", "lossscaleoptimizer"}
+    # What Keras looks names up in: none that it can make may be refused.
+    for module, known in ((keras.losses, keras_names.losses()), (keras.optimizers, keras_names.optimizers())):
+        for name in module.deserialize.__globals__["ALL_OBJECTS_DICT"]:
+            with contextlib.suppress(TypeError, KeyError, NotImplementedError):  # Those that need arguments.
+                assert module.get(name) is None or name in known or name.lower() in known, name
 
 
 def test_a_plan_that_was_changed_by_hand_is_refused(run: Any) -> None:
