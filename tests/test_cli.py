@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
+from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import COMMANDS
 from tf_memsaver.plan.types import Plan
 
@@ -88,9 +90,9 @@ def test_help_of_a_command_lists_its_flags(run: Any, name: str) -> None:
         (("plan",), "no MODEL was given"),
         (("plan", "a", "b"), "'b' is one argument too many"),
         (("plan", "x", "--budgget=1GiB"), "Unknown command line flag 'budgget'"),
-        (("plan", "x", "--batch_size=0"), "0 is not a positive integer"),
+        (("plan", "x", "--batch_size=0"), "batch_size must be a whole number from 1"),
         (("estimate", "x", "--budget=1GiB"), "Unknown command line flag 'budget'"),
-        (("measure", "x", "--mode=fast"), "should be one of <eager|graph|xla>"),
+        (("measure", "x", "--mode=fast"), "mode must be one of eager, graph, xla, got 'fast'"),
     ],
 )
 def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...], expected: str) -> None:
@@ -114,11 +116,14 @@ def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...]
         (("plan", "cli_models:broken", "--batch_size=8"), "RuntimeError: no such thing"),
         (("plan", "cli_models:number", "--batch_size=8"), "gave a int, not a keras.Model"),
         (("plan", *SMALL, "--input_shape=3,3,3"), "input_shape is only for names of keras.applications"),
-        (("plan", "resnet50", "--batch_size=8", "--input_shape=big"), "input_shape must be whole numbers"),
-        (("plan", *SMALL, "--optimizer=magic"), "cannot compile with optimizer='magic'"),
+        (("plan", "resnet50", "--batch_size=8", "--input_shape=big"), "input_shape[0] must be a whole number"),
+        (("plan", *SMALL, "--optimizer=magic"), "optimizer='magic' is no optimizer that Keras can make"),
         (("optimize", *SMALL), "say where to write"),
         (("optimize", *SMALL, "--output=missing/out"), "does not exist"),
-        (("optimize", *SMALL, "--output=out", "--save_format=onnx"), "'onnx' is not one of"),
+        (
+            ("optimize", *SMALL, "--output=out", "--save_format=onnx"),
+            "save_format must be one or more of keras, saved_model",
+        ),
         (("verify", *SMALL, "--plan=none.json"), "cannot read a plan from 'none.json'"),
         (("verify", *SMALL, "--plan=none.json", "--strategy=min_peak"), "--strategy says how to plan"),
     ],
@@ -127,6 +132,24 @@ def test_bad_input_is_one_error_line_and_2(run: Any, arguments: tuple[str, ...],
     code, out, err = run(*arguments)
     assert code == 2 and not out
     assert the_line(err).startswith("tf-memsaver: ") and expected in the_line(err)
+
+
+def test_the_names_of_keras_are_read_as_keras_has_them() -> None:
+    assert keras_names.applications() == {name for name in dir(keras.applications) if name[0].isupper()}
+    # What Keras looks names up in: none that it can make may be refused.
+    for module, known in ((keras.losses, keras_names.losses()), (keras.optimizers, keras_names.optimizers())):
+        for name in module.deserialize.__globals__["ALL_OBJECTS_DICT"]:
+            with contextlib.suppress(TypeError, KeyError, NotImplementedError):  # Those that need arguments.
+                assert module.get(name) is None or name in known or name.lower() in known, name
+
+
+def test_a_plan_that_was_changed_by_hand_is_refused(run: Any) -> None:
+    assert run("plan", *SMALL, "--strategy=min_peak", "--output=plan.json")[0] == 0
+    data = json.loads(Path("plan.json").read_text())
+    data["segments"] = [{"start": 0, "stop": len(data["units"]), "mode": "recompute"}]
+    Path("plan.json").write_text(json.dumps(data))
+    code, out, err = run("verify", *SMALL, "--plan=plan.json")
+    assert code == 2 and not out and "store segment" in the_line(err)
 
 
 # What the commands do

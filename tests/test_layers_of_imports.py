@@ -17,6 +17,7 @@ FLOORS = {
     "errors": 0,
     "files": 0,
     "notices": 0,
+    "options": 0,
     "units": 0,
     "ir": 1,
     "cost": 2,

@@ -144,6 +144,23 @@ def test_plan_tables_show_shares_and_nested_segments() -> None:
         assert expected in text
 
 
+def test_names_are_shown_as_they_are() -> None:
+    name = "[red]x[/nope] :smile: \x1b[31m"
+    written = "[red]x[/nope] :smile: \\x1b[31m"
+    plan = dataclasses.replace(a_plan(), planner=name, labels=(name, "second", "third"))
+    graph = two_layer_step()
+    units = (dataclasses.replace(graph.units[0], label=name, kind="[/b]"), *graph.units[1:])
+    estimate = Estimate.from_graph(dataclasses.replace(graph, units=units, name=name))
+    for table in (
+        tables.before_after_table(plan),
+        tables.segments_table(plan),
+        tables.layers_table(estimate),
+        tables.totals_table(dataclasses.replace(estimate, peak_at=name)),
+    ):
+        assert written in shown(table)
+    assert f"{written}, batch size 4" in shown(tables.layers_table(estimate))
+
+
 @pytest.mark.parametrize(
     ("gap", "said"),
     [
@@ -159,6 +176,6 @@ def test_the_plan_table_says_how_good_the_plan_is(gap: float | None, said: str) 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_names_each_stage_and_its_time(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-    with Progress(console).stage("planning [1]"):
+    with Progress(console).stage("planning [1] [/x]"):
         pass
-    assert re.search(r"planning \[1\]: \d\.\d s", console.file.getvalue())
+    assert re.search(r"planning \[1\] \[/x\]: \d\.\d s", console.file.getvalue())

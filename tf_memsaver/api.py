@@ -14,18 +14,17 @@ from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.signature import note_inputs
-from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.export import export_saved_model
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.measurement import Measurement, measure
 from tf_memsaver.notices import tell, warn
+from tf_memsaver.options import checked
 from tf_memsaver.plan.estimate import Estimate
-from tf_memsaver.plan.solve import DEFAULT_POINTS, curve, solve
+from tf_memsaver.plan.solve import DEFAULT_POINTS, check_strategy, curve, solve
 from tf_memsaver.plan.types import Plan, Request
 from tf_memsaver.rewrite import saved_model
 from tf_memsaver.rewrite.function import make_optimized_function
 from tf_memsaver.rewrite.keras_model import make_optimized, strip
-from tf_memsaver.units import parse_bytes
 from tf_memsaver.verification import Verification, verify
 
 __all__ = [
@@ -73,8 +72,9 @@ def optimize(
     Raises:
       MemsaverError: what ``search_plan`` and ``apply_plan`` raise.
     """
+    plain = strip(model)
     plan = search_plan(
-        model,
+        plain,
         batch_size=batch_size,
         budget=budget,
         max_overhead=max_overhead,
@@ -86,7 +86,7 @@ def optimize(
         inputs=inputs,
         profile=profile,
     )
-    optimized = apply_plan(model, plan)
+    optimized = apply_plan(plain, plan)
     _tell_of(f"model '{model.name}'", plan)
     return optimized
 
@@ -168,6 +168,7 @@ def memory_time_curve(
       HintError: a pattern matches no layer, or the hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
+    points = checked(points=points)["points"]
     request = _request(None, None, "auto", keep, recompute, candidates, granularity, profile)
     return curve(_captured(model, batch_size, request, inputs), request, points, versions=versions())
 
@@ -214,6 +215,7 @@ def optimize_function(
       MemsaverError: what ``search_plan`` raises for plans.
     """
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op", profile)
+    batch_size = _known_or_none(batch_size)
     calls = FunctionCalls(concrete_function(function, specs))
     plan = _function_plan(calls, batch_size, request)
     optimized = make_optimized_function(calls, plan)
@@ -264,12 +266,10 @@ def rewrite_saved_model(
       MemsaverError: what ``optimize_function`` raises.
     """
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op", profile)
+    batch_size = _known_or_none(batch_size)
     plans = saved_model.rewrite(
-        source,
-        target,
-        lambda calls: _function_plan(calls, batch_size, request),
-        functions=functions,
-        overwrite=overwrite,
+        planner=lambda calls: _function_plan(calls, batch_size, request),
+        **checked(source=source, target=target, functions=functions, overwrite=overwrite),
     )
     for name, plan in plans.items():
         _tell_of(f"function '{name}'", plan)
@@ -304,7 +304,7 @@ def estimate(model: Any, *, batch_size: int, granularity: str = "layer", inputs:
     Raises:
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    return Estimate.from_graph(_captured(model, batch_size, Request(granularity=granularity), inputs))
+    return Estimate.from_graph(_captured(model, batch_size, Request(granularity=granularity).checked(), inputs))
 
 
 def versions() -> tuple[tuple[str, str], ...]:
@@ -322,6 +322,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 def _captured(model: Any, batch_size: int, request: Request, inputs: Any) -> Graph:
     """Return the graph of the plain model's step; ``inputs`` are noted before, where they are given."""
+    batch_size = checked(batch_size=batch_size)["batch_size"]
     plain = strip(model)
     if inputs is not None:
         note_inputs(plain, inputs)
@@ -333,6 +334,11 @@ def _tell_of(subject: str, plan: Plan) -> None:
     tell(f"tf_memsaver: {subject}: {plan}")
     if plan.advice:
         warn(f"tf_memsaver: {subject}: {plan.advice}")
+
+
+def _known_or_none(batch_size: int | None) -> int | None:
+    """Return the batch size of a function, which may say it by itself."""
+    return None if batch_size is None else int(checked(batch_size=batch_size)["batch_size"])
 
 
 def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:
@@ -350,21 +356,15 @@ def _request(
     granularity: str,
     profile: bool,
 ) -> Request:
-    try:
-        budget_bytes = None if budget is None else parse_bytes(budget)
-    except ValueError as error:
-        raise InvalidRequestError(f"budget: {error}") from error
-    return Request(
-        budget_bytes=budget_bytes,
+    options = checked(
+        budget=budget,
         max_overhead=max_overhead,
         strategy=strategy,
-        keep=_patterns(keep),
-        recompute=_patterns(recompute),
-        candidates=_patterns(candidates),
+        keep=keep,
+        recompute=recompute,
+        candidates=candidates,
         granularity=granularity,
         profile=profile,
     )
-
-
-def _patterns(hint: str | Sequence[str]) -> tuple[str, ...]:
-    return (hint,) if isinstance(hint, str) else tuple(hint)
+    check_strategy(options["strategy"])
+    return Request(budget_bytes=options.pop("budget"), **options)

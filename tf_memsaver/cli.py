@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 from rich.console import Console
 
+from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.report.progress import Progress
@@ -27,6 +28,8 @@ _UNSATISFIED = (InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError
 _HELP = frozenset({"-h", "-help", "--help"})
 _PLAIN_WIDTH = 140
 """Columns of a table that does not go to a terminal."""
+_LONGEST_LINE = 1000
+"""Characters of an error; it may repeat what it was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,8 @@ def _reject(reason: str, command: str = "") -> NoReturn:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE // 2]} … {line[-_LONGEST_LINE // 2 :]}"
 
 
 # Running ------------------------------------------------------------------------------------------------------------
@@ -108,11 +112,12 @@ def _run(invocation: Invocation) -> int:
     else:
         console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
         for part in result.shown:
-            console.print(part, highlight=False)
+            console.print(part, highlight=False, markup=False, emoji=False)
     return DONE if result.satisfied else NOT_SATISFIED
 
 
 def _call(invocation: Invocation) -> Result:
+    check_arguments(invocation.command, invocation.model, invocation.flags)
     with _quiet_start():
         from tf_memsaver.command.verbs import VERBS
     return VERBS[invocation.command](invocation.model, invocation.flags, Progress(Console(stderr=True)))

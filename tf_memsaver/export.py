@@ -18,6 +18,7 @@ import tensorflow as tf
 from tf_memsaver.capture.batch import pack_inputs
 from tf_memsaver.capture.layer_calls import check_supported
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
+from tf_memsaver.options import checked
 from tf_memsaver.rewrite.keras_model import is_optimized
 from tf_memsaver.saving import output_folder
 
@@ -34,11 +35,12 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
     and ``losses``. The batch dimension stays free.
 
     Raises:
-      InvalidRequestError: the model was not optimized.
+      InvalidRequestError: the model was not optimized, or an argument has no meaning.
       OutputExistsError: ``path`` exists and ``overwrite`` is false.
       OutputError: it cannot be written.
     """
-    path = os.fspath(path).rstrip("/")
+    options = checked(target=path, overwrite=overwrite)
+    path = str(options["target"]).rstrip("/")
     check_supported(optimized)
     if not is_optimized(optimized):
         raise InvalidRequestError(

@@ -9,6 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+PLANS_FILE = os.path.join("assets.extra", "memsaver_plans.json")
+"""Where the plans lie in a rewritten SavedModel, by endpoint."""
+
 
 @contextlib.contextmanager
 def written_beside(target: Path) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.units import MOST_BYTES, parse_bytes
+from tf_memsaver.units import MOST_BYTES, parse_bytes, shown
 
 MOST_BATCH = 2**31 - 1
 """Kernels of TensorFlow count the rows of a tensor in 32 bits."""
@@ -29,16 +29,6 @@ Check = Callable[[str, Any], Any]
 """Takes an option's name and its value; returns the value as we use it, or raises ``InvalidRequestError``."""
 
 
-def shown(value: object) -> str:
-    """Return a value as an error message shows it: on one line, and not at any length."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # Its own code, or a number of too many digits.
-        return f"a {type(value).__name__}"
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
-
-
 def refused(name: str, accepted: str, value: object) -> InvalidRequestError:
     """Return the error of an option that has none of the accepted values."""
     return InvalidRequestError(f"{name} must be {accepted}, got {shown(value)}.")
@@ -48,11 +38,12 @@ def refused(name: str, accepted: str, value: object) -> InvalidRequestError:
 
 
 def whole(least: int, most: int = MOST_BYTES) -> Check:
-    """Return the check of a whole number between two; NumPy's are taken, too."""
+    """Return the check of a whole number between two, in 64 bits; NumPy's are taken, too."""
+    accepted = f"a whole number of {least} or more" if most == MOST_BYTES else f"a whole number from {least} to {most}"
 
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
-            raise refused(name, f"a whole number from {least} to {most}", value)
+            raise refused(name, accepted, value)
         return int(value)
 
     return check

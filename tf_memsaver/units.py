@@ -1,4 +1,4 @@
-"""Bytes as text and back: parsed at the edge, ``int`` everywhere inside."""
+"""Bytes as text and back: parsed at the edge, ``int`` everywhere inside. And any value as an error shows it."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def parse_bytes(text: Any) -> int:
     if isinstance(text, str):
         match = _PATTERN.fullmatch(text)
         if match is None or match[2].lower() not in _FACTORS:
-            raise ValueError(f"{text[:40]!r} {_WRITE_IT}")
+            raise ValueError(f"{shown(text)} {_WRITE_IT}")
         digits, factor = match[1], _FACTORS[match[2].lower()]
         count = int(digits) if digits.isdecimal() and len(digits) < 40 else float(digits)
     elif isinstance(text, bool) or not isinstance(text, Real):
-        raise ValueError(f"{text!r} {_WRITE_IT}")
+        raise ValueError(f"{shown(text)} {_WRITE_IT}")
     else:
         count = int(text) if isinstance(text, Integral) else float(text)
     total = count * factor
     if total > MOST_BYTES:
         raise ValueError(f"it is above {MOST_BYTES}, the most that a number of bytes can be; write it like '6GiB'")
     if not total > 0 or round(total) == 0:
-        raise ValueError(f"{text!r} is not a positive number of bytes; write it like '6GiB'")
+        raise ValueError(f"{shown(text)} is not a positive number of bytes; write it like '6GiB'")
     if factor == 1 and total != int(total):
-        raise ValueError(f"{text!r} is not a whole number of bytes; write it like '6GiB', '512MiB' or 16000000000")
+        raise ValueError(f"{shown(text)} is not a whole number of bytes; write it like '6GiB', '512MiB' or 16000000000")
     return round(total)
 
 
@@ -65,3 +65,13 @@ def format_bytes(count: int | float) -> str:
             value = count / factor
             return f"{value:.2f} {unit}" if value < 100 else f"{value:.1f} {unit}"
     return f"{int(count)} B"
+
+
+def shown(value: object) -> str:
+    """Return a value as an error message shows it: on one line, and not at any length."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # Its own code, or a number of too many digits.
+        return f"a {type(value).__name__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"

@@ -36,7 +36,11 @@ def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
     try:
         return traceable.get_concrete_function(*specs)
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"the function cannot be traced with these specs: {error}") from error
+        # The last line says what is wrong; before it stands where.
+        reason = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise InvalidRequestError(
+            f"the function cannot be traced with these specs: {reason[-1] if reason else type(error).__name__}"
+        ) from error
 
 
 def capture_function(calls: FunctionCalls, *, batch_size: int | None, profile: bool = False) -> Graph:

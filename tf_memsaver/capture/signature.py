@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tf_memsaver import keras_compat
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+from tf_memsaver.units import shown
 
 
 class Signature(NamedTuple):
@@ -31,6 +33,15 @@ def check_model(model: Any) -> None:
     Raises:
       UnsupportedModelError: it is not.
     """
+    if isinstance(model, (str, os.PathLike)):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got the text or path {shown(model)}. "
+            f"Load the model first, with keras.models.load_model."
+        )
+    if isinstance(model, type) and issubclass(model, keras.Model):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got the class {model.__name__} itself. Give an instance: {model.__name__}(...)."
+        )
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
             f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
@@ -211,8 +222,8 @@ def _single(structure: Any) -> Any:
 
 def _free(given: Any) -> tf.TensorSpec:
     shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
-    if shape is None or dtype is None or not len(shape):
+    if shape is None or dtype is None or not tf.TensorShape(shape).rank:
         raise InvalidRequestError(
-            f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {given!r}"
+            f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {shown(given)}"
         )
     return tf.TensorSpec((None, *tuple(shape)[1:]), dtype)

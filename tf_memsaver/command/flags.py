@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from absl import flags
+
+from tf_memsaver.errors import MemsaverError
+from tf_memsaver.options import OPTIONS
 
 PROGRAM = "tf-memsaver"
 _WIDTH = 110
@@ -24,8 +27,6 @@ _EXIT_HELP = """\
 Results go to stdout, progress and logs to stderr.
 Exit codes: 0 done, 1 not satisfied (no plan fits, the budget was not kept, verification failed), 2 bad input."""
 
-_Definer = Callable[[str, str, flags.FlagValues], object]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
@@ -39,11 +40,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flag:
-    """A flag: how it is defined, what stands for its value in a help text, and the help text."""
+    """A flag: what stands for its value in a help text ("" for a switch), the help text, and its default."""
 
-    define: _Definer
     value: str
     text: str
+    default: Any = None
 
 
 _MODEL = ("batch_size", "input_shape", "optimizer", "loss", "format")
@@ -93,104 +94,89 @@ COMMANDS = {
 }
 
 
-def _text(default: str | None = None) -> _Definer:
-    return lambda name, text, values: flags.DEFINE_string(name, default, text, flag_values=values)
-
-
-def _names(*default: str) -> _Definer:
-    return lambda name, text, values: flags.DEFINE_list(name, list(default), text, flag_values=values)
-
-
-def _integer(default: int | None) -> _Definer:
-    return lambda name, text, values: flags.DEFINE_integer(name, default, text, lower_bound=1, flag_values=values)
-
-
-def _share() -> _Definer:
-    return lambda name, text, values: flags.DEFINE_float(name, None, text, lower_bound=0.0, flag_values=values)
-
-
-def _choice(*choices: str, default: str) -> _Definer:
-    return lambda name, text, values: flags.DEFINE_enum(name, default, list(choices), text, flag_values=values)
-
-
-def _switch() -> _Definer:
-    return lambda name, text, values: flags.DEFINE_boolean(name, False, text, flag_values=values)
-
-
 _FLAGS = {
-    "batch_size": _Flag(
-        define=_integer(None), value="N", text="examples in a training batch; needed, because bytes depend on it"
-    ),
-    "input_shape": _Flag(define=_names(), value="H,W,C", text="shape of one example, for a name of keras.applications"),
-    "optimizer": _Flag(
-        define=_text(), value="NAME", text="compile the model with this optimizer, so that its slots count"
-    ),
-    "loss": _Flag(define=_text(), value="NAME", text="compile the model with this loss"),
+    "batch_size": _Flag(value="N", text="examples in a training batch; needed, because bytes depend on it"),
+    "input_shape": _Flag(value="H,W,C", text="shape of one example, for a name of keras.applications", default=()),
+    "optimizer": _Flag(value="NAME", text="compile the model with this optimizer, so that its slots count"),
+    "loss": _Flag(value="NAME", text="compile the model with this loss"),
     "format": _Flag(
-        define=_choice("text", "json", default="text"),
-        value="text|json",
-        text="what to print: tables, or one JSON document (default: text)",
+        value="text|json", text="what to print: tables, or one JSON document (default: text)", default="text"
     ),
-    "budget": _Flag(
-        define=_text(), value="BYTES", text="peak memory of a whole training step, like 6GiB, 512MiB or 16000000000"
-    ),
+    "budget": _Flag(value="BYTES", text="peak memory of a whole training step, like 6GiB, 512MiB or 16000000000"),
     "max_overhead": _Flag(
-        define=_share(),
         value="SHARE",
         text="longest extra step time allowed, as a share of the plain step (default without a budget: 0.3)",
     ),
     "strategy": _Flag(
-        define=_text("auto"),
         value="NAME",
         text="planner: auto, min_peak, min_time; to compare with: plain, recompute_all, keep_products, chen_sqrt, "
         "chen_greedy; or one of an installed package (default: auto)",
+        default="auto",
     ),
     "keep": _Flag(
-        define=_names(),
         value="NAMES",
         text="layers never to recompute: names or patterns (conv1_*), separated by commas",
+        default=(),
     ),
-    "recompute": _Flag(define=_names(), value="NAMES", text="layers always to recompute"),
-    "candidates": _Flag(define=_names(), value="NAMES", text="cut only behind these layers"),
+    "recompute": _Flag(value="NAMES", text="layers always to recompute", default=()),
+    "candidates": _Flag(value="NAMES", text="cut only behind these layers", default=()),
     "granularity": _Flag(
-        define=_choice("layer", "op", default="layer"),
         value="layer|op",
         text="what is counted and cut: layers, or single operations, names being theirs then (default: layer)",
+        default="layer",
     ),
     "profile": _Flag(
-        define=_switch(), value="", text="time the step's operations on this device instead of predicting their times"
+        value="", text="time the step's operations on this device instead of predicting their times", default=False
     ),
-    "points": _Flag(define=_integer(24), value="N", text="plans on the curve (default: 24)"),
-    "plan": _Flag(define=_text(), value="FILE", text="apply this plan file instead of planning"),
-    "output": _Flag(
-        define=_text(), value="PATH", text="where to write; never over something that is there, unless --overwrite"
-    ),
-    "overwrite": _Flag(define=_switch(), value="", text="replace what --output holds"),
+    "points": _Flag(value="N", text="plans on the curve (default: 24)", default=24),
+    "plan": _Flag(value="FILE", text="apply this plan file instead of planning"),
+    "output": _Flag(value="PATH", text="where to write; never over something that is there, unless --overwrite"),
+    "overwrite": _Flag(value="", text="replace what --output holds", default=False),
     "save_format": _Flag(
-        define=_names("keras", "saved_model"),
         value="NAMES",
         text="what to write beside plan.json: keras, saved_model (default: both)",
+        default=("keras", "saved_model"),
     ),
     "function": _Flag(
-        define=_names(),
         value="NAMES",
         text="functions of a SavedModel to rewrite (default: all that can be trained through)",
+        default=(),
     ),
-    "mode": _Flag(
-        define=_choice("eager", "graph", "xla", default="graph"),
-        value="MODE",
-        text="how to run the steps: eager, graph or xla (default: graph)",
-    ),
-    "steps": _Flag(define=_integer(3), value="N", text="training steps to run (default: 3)"),
+    "mode": _Flag(value="MODE", text="how to run the steps: eager, graph or xla (default: graph)", default="graph"),
+    "steps": _Flag(value="N", text="training steps to run (default: 3)", default=3),
 }
 _VERBOSITY_HELP = "log level: -1 warnings, 0 information, 1 debugging (default: -1)"
+
+
+class _Parser(flags.ArgumentParser):  # type: ignore[misc]
+    """Reads and checks a flag's value as its option says; a default is as it is."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._option = name, OPTIONS[name]
+
+    def parse(self, argument: Any) -> Any:
+        """Return the value of a flag.
+
+        Raises:
+          ValueError: it has no meaning; absl puts the flag's name before the sentence.
+        """
+        if not isinstance(argument, str):
+            return argument
+        try:
+            return self._option.check(self._name, self._option.read(argument))
+        except MemsaverError as error:
+            raise ValueError(str(error)) from error
 
 
 def new_flags(command: Command) -> flags.FlagValues:
     """Return a fresh set of the command's flags, not parsed yet, with absl's own ``--verbosity``."""
     values = flags.FlagValues()
     for name in command.flags:
-        _FLAGS[name].define(name, _FLAGS[name].text, values)
+        flag = _FLAGS[name]
+        if flag.value:
+            flags.DEFINE(_Parser(name), name, flag.default, flag.text, flag_values=values)
+        else:
+            flags.DEFINE_boolean(name, flag.default, flag.text, flag_values=values)
     values["verbosity"] = flags.FLAGS["verbosity"]
     return values
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -12,14 +11,8 @@ from typing import Any
 import keras
 from absl import logging
 
+from tf_memsaver.command.arguments import Kind, check_application, kind_of
 from tf_memsaver.errors import InvalidRequestError
-
-_FILE_ENDINGS = (".keras", ".h5", ".hdf5")
-
-
-def is_saved_model(source: str) -> bool:
-    """Whether ``source`` is a folder with a SavedModel."""
-    return os.path.isfile(os.path.join(source, "saved_model.pb"))
 
 
 def load_model(
@@ -42,25 +35,17 @@ def load_model(
     Raises:
       InvalidRequestError: nothing is found under that name, or what is found fails or is not a Keras model.
     """
-    if source.lower().endswith(_FILE_ENDINGS):
-        model = _from_file(source)
-    elif os.path.isdir(source):
-        raise InvalidRequestError(
-            f"'{source}' is a folder; the model must be a .keras or .h5 file, package.module:function, or a name of "
-            f"keras.applications. (The command optimize takes the folder of a SavedModel, too.)"
-        )
-    elif ":" in source:
-        model = _from_function(source)
+    kind = kind_of(source)
+    if kind is Kind.APPLICATION:
+        # Keras knows the names; building the model takes seconds.
+        _check_names(optimizer, loss)
+        model = _from_applications(source, input_shape)
     else:
-        return _compiled(_from_applications(source, input_shape), optimizer, loss)
-    if input_shape is not None:
-        raise InvalidRequestError("input_shape is only for names of keras.applications; other models have their own.")
+        model = _from_file(source) if kind is Kind.FILE else _from_function(source)
     return _compiled(model, optimizer, loss)
 
 
 def _from_file(path: str) -> keras.Model:
-    if not os.path.isfile(path):
-        raise InvalidRequestError(f"there is no model file '{path}'.")
     # An optimized model is loaded through the classes that are registered here.
     importlib.import_module("tf_memsaver.api")
     return _called(f"load '{path}'", lambda: keras.models.load_model(path))
@@ -82,22 +67,10 @@ def _from_function(source: str) -> keras.Model:
 
 
 def _from_applications(source: str, input_shape: Sequence[int] | None) -> keras.Model:
-    builders = {_plain(name): name for name in dir(keras.applications) if name[0].isupper()}
-    name = builders.get(_plain(source))
-    if name is None:
-        close = difflib.get_close_matches(_plain(source), builders, n=3)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise InvalidRequestError(
-            f"'{source}' is not a model of keras.applications.{hint} A model may also be a .keras or .h5 file, or "
-            f"package.module:function."
-        )
+    name = check_application(source, [name for name in dir(keras.applications) if name[0].isupper()])
     shape = None if input_shape is None else tuple(input_shape)
     build = getattr(keras.applications, name)
     return _called(f"build keras.applications.{name}", lambda: build(weights=None, input_shape=shape))
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
 
 
 def _called(what: str, build: Callable[[], Any]) -> keras.Model:
@@ -115,9 +88,26 @@ def _called(what: str, build: Callable[[], Any]) -> keras.Model:
 def _compiled(model: keras.Model, optimizer: str | None, loss: str | None) -> keras.Model:
     if optimizer is None and loss is None:
         return model
+    _check_names(optimizer, loss)
 
     def compile_model() -> keras.Model:
         model.compile(optimizer=optimizer or "sgd", loss=loss)
         return model
 
     return _called(f"compile with optimizer={optimizer!r}, loss={loss!r}", compile_model)
+
+
+def _check_names(optimizer: str | None, loss: str | None) -> None:
+    """Check that Keras knows an optimizer and a loss; ``compile`` takes the name of a loss that it does not know."""
+    for what, name, get, where in (
+        ("optimizer", optimizer, keras.optimizers.get, "keras.optimizers"),
+        ("loss", loss, keras.losses.get, "keras.losses"),
+    ):
+        try:
+            if name is not None:
+                get(name)
+        except Exception as error:
+            logging.debug("no such %s", what, exc_info=True)
+            raise InvalidRequestError(
+                f"{what}='{name}' is no {what} that Keras can make. Give a name of {where}."
+            ) from error

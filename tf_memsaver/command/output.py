@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
-from tf_memsaver.rewrite.saved_model import PLANS_FILE
+from tf_memsaver.files import PLANS_FILE
 
 PLAN_FILE = "plan.json"
 """Every folder that we write holds a plan; only such a folder may be replaced."""

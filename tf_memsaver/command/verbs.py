@@ -10,15 +10,16 @@ import keras
 from rich.console import RenderableType
 
 from tf_memsaver import api
+from tf_memsaver.command.arguments import Kind, kind_of
 from tf_memsaver.command.flags import LIMITS
-from tf_memsaver.command.model_source import is_saved_model, load_model
+from tf_memsaver.command.model_source import load_model
 from tf_memsaver.command.output import PLAN_FILE, check_output
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress
 from tf_memsaver.saving import output_folder
-from tf_memsaver.units import format_bytes, parse_bytes
+from tf_memsaver.units import format_bytes
 
 MODEL_FILE, SAVED_MODEL_FOLDER = "model.keras", "saved_model"
 
@@ -70,11 +71,8 @@ def curve(source: str, flags: Any, progress: Progress) -> Result:
 
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
     """Plan and rewrite the model, and write the output folder."""
-    if is_saved_model(source):
+    if kind_of(source) is Kind.SAVED_MODEL:
         return _optimize_saved_model(source, flags, progress)
-    unknown = set(flags.save_format) - {"keras", "saved_model"}
-    if unknown:
-        raise InvalidRequestError(f"save_format: '{min(unknown)}' is not one of keras, saved_model.")
     target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
     model = _load(source, flags, progress)
     made, optimized = _planned(model, flags, progress)
@@ -113,10 +111,9 @@ def verify(source: str, flags: Any, progress: Progress) -> Result:
 
 def measure(source: str, flags: Any, progress: Progress) -> Result:
     """Measure both models, each in a process of its own, and compare the optimized one with the budget."""
-    budget = _bytes(flags.budget)
     model = _load(source, flags, progress)
     made, optimized = _planned(model, flags, progress)
-    budget = made.request.budget_bytes if budget is None else budget
+    budget = made.request.budget_bytes if flags.budget is None else flags.budget
     rows = []
     for name, subject, predicted in (
         ("plain", _plain(model), made.plain_peak_bytes),
@@ -147,10 +144,6 @@ VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
 
 def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:
     """Rewrite the functions of a SavedModel that can be trained through; without its Python code."""
-    keras_flags = ("input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
-    of_keras = [name for name in keras_flags if flags[name].present]
-    if of_keras:
-        raise InvalidRequestError(f"--{of_keras[0]} is for Keras models; '{source}' is a SavedModel. Leave it out.")
     target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
     with progress.stage(f"tracing, planning and rewriting {source}"):
         plans = api.rewrite_saved_model(
@@ -159,7 +152,7 @@ def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result
             batch_size=flags.batch_size,
             functions=flags.function,
             overwrite=target.exists(),
-            **{name: getattr(flags, name) for name in LIMITS if name not in keras_flags},
+            **{name: getattr(flags, name) for name in LIMITS if name != "granularity"},
         )
     shown = tuple(part for name, made in plans.items() for part in (name, tables.before_after_table(made)))
     document = {"output": str(target), "plans": {name: made.to_json() for name, made in plans.items()}}
@@ -170,14 +163,8 @@ def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result
 
 
 def _load(source: str, flags: Any, progress: Progress) -> keras.Model:
-    try:
-        shape = [int(size) for size in flags.input_shape] or None
-    except ValueError as error:
-        raise InvalidRequestError(
-            f"input_shape must be whole numbers like 128,128,3, got {','.join(flags.input_shape)!r}."
-        ) from error
     with progress.stage(f"loading {source}"):
-        model = load_model(source, input_shape=shape, optimizer=flags.optimizer, loss=flags.loss)
+        model = load_model(source, input_shape=flags.input_shape or None, optimizer=flags.optimizer, loss=flags.loss)
     if not getattr(model, "compiled", False):
         progress.note("the model is not compiled, so no optimizer slots are counted; --optimizer=NAME compiles it")
     return model
@@ -194,16 +181,8 @@ def _batch_size(flags: Any, made: Plan | None) -> int:
     return int(size)
 
 
-def _bytes(text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_bytes(text)
-    except ValueError as error:
-        raise InvalidRequestError(f"budget: {error}.") from error
-
-
 def _search(model: keras.Model, flags: Any, progress: Progress) -> Plan:
     limits = {name: getattr(flags, name) for name in LIMITS}
-    limits["budget"] = _bytes(flags.budget)
     batch_size = _batch_size(flags, None)
     with progress.stage("tracing one training step and planning"):
         return api.search_plan(model, batch_size=batch_size, **limits)
@@ -214,9 +193,6 @@ def _planned(model: keras.Model, flags: Any, progress: Progress) -> tuple[Plan, 
     given = [name for name in LIMITS if not flags[name].using_default_value]
     own = getattr(model, "memsaver_plan", None)
     if flags.plan is not None:
-        clash = [name for name in given if name != "budget"]
-        if clash:
-            raise InvalidRequestError(f"--{clash[0]} says how to plan, but --plan gives a plan. Leave one of them out.")
         made = Plan.load(flags.plan)
     elif own is not None and not given:
         return own, model

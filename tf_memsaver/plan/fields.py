@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tf_memsaver.errors import InvalidRequestError, PlanFormatError
-from tf_memsaver.options import Check, shown
+from tf_memsaver.options import Check
+from tf_memsaver.units import shown
 
 NEW_PLAN = "Make a new plan with tf_memsaver.search_plan."
 

@@ -126,9 +126,11 @@ class Problem:
         misplaced = self.misplaced(segments)
         if misplaced is not None:
             unit, mode = misplaced
-            reason = units[unit].pinned if mode is SegmentMode.RECOMPUTE else ""
-            and_why = f", and it {reason}" if reason else ""
-            raise CertificationError(planner, f"layer '{units[unit].label}' lies in a {mode.value} segment{and_why}")
+            reason = ""
+            if mode is SegmentMode.RECOMPUTE:
+                hinted = "must be stored: a hint says so, or a cut beside it would change the order of a sum"
+                reason = f", and it {units[unit].pinned or hinted}"
+            raise CertificationError(planner, f"layer '{units[unit].label}' lies in a {mode.value} segment{reason}")
         joined = set(self.graph.joined)
         for segment in (inner for top in segments for inner in top.walk()):
             torn = joined.intersection((segment.start, segment.stop)) if segment.mode is SegmentMode.RECOMPUTE else ()

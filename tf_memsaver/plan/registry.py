@@ -51,6 +51,16 @@ def planner_names() -> tuple[str, ...]:
     return tuple(sorted({*_PLANNERS, *metadata.entry_points(group=ENTRY_POINTS).names}))
 
 
+def check_strategy(name: str) -> None:
+    """Check that there is a planner of that name; one of an installed package is not loaded for it.
+
+    Raises:
+      InvalidRequestError: there is none; the sentence lists all names.
+    """
+    if name not in planner_names():
+        raise InvalidRequestError(f"there is no strategy '{name}'. Choose one of: {', '.join(planner_names())}.")
+
+
 def planner_named(name: str) -> Planner:
     """Return a planner.
 
@@ -59,10 +69,8 @@ def planner_named(name: str) -> Planner:
     """
     if name in _PLANNERS:
         return _PLANNERS[name]
-    found = metadata.entry_points(group=ENTRY_POINTS, name=name)
-    if not found:
-        raise InvalidRequestError(f"there is no strategy '{name}'. Choose one of: {', '.join(planner_names())}.")
-    point = next(iter(found))
+    check_strategy(name)
+    point = next(iter(metadata.entry_points(group=ENTRY_POINTS, name=name)))
     try:
         planner: Planner = point.load()
     except Exception as error:

@@ -14,10 +14,10 @@ from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.bounds import least_seconds
 from tf_memsaver.plan.one_level import Found
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.registry import Choice, Planner, planner_named, planner_names, register_planner
+from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment
 
-__all__ = ["Choice", "Planner", "curve", "planner_names", "register_planner", "solve"]
+__all__ = ["Choice", "Planner", "check_strategy", "curve", "planner_names", "register_planner", "solve"]
 
 
 MOST_BUDGET_ROUNDS = 8

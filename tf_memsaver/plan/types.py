@@ -13,16 +13,16 @@ from typing import Any
 
 from tf_memsaver.errors import OutputError, PlanFormatError, PlanMismatchError
 from tf_memsaver.ir.graph import fingerprint
-from tf_memsaver.options import OPTIONS, checked, choice, number, shown, text, whole
+from tf_memsaver.options import OPTIONS, checked, choice, number, text, whole
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
-from tf_memsaver.units import format_bytes
+from tf_memsaver.units import format_bytes, shown
 
 SCHEMA_VERSION = 1
 DEFAULT_MAX_OVERHEAD = 0.3
 """Without a budget: the smallest peak whose predicted step is at most this share longer (design, section 7)."""
 
-MOST_LEVELS = 150
-"""Segments within segments that are read from a file. ``nested`` works with at most 128 cuts, so it makes fewer."""
+MOST_LEVELS = 32
+"""Segments within segments that are read from a file. ``nested`` makes 7 for a chain of 128 equal units."""
 
 
 class SegmentMode(enum.Enum):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.text import Text
 
 
 class Progress:
@@ -20,7 +21,7 @@ class Progress:
         """Show ``what`` while the block runs, and how long it took when it is done."""
         begin = time.perf_counter()
         if self._console.is_terminal:
-            with self._console.status(f"{what} …"):
+            with self._console.status(Text(f"{what} …")):
                 yield
         else:
             self.note(f"{what} …")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
+from rich.style import StyleType
 from rich.table import Table
+from rich.text import Text
 
 from tf_memsaver.plan.estimate import Estimate
 from tf_memsaver.plan.types import Plan, Segment, SegmentMode
@@ -19,9 +22,31 @@ _WORST_SHOWN = 10
 """Differing tensors that are listed by name; all of them are in the JSON."""
 
 
+class _Table(Table):
+    """A table that shows texts as they are: names come from models and files, and Rich reads ``[red]`` as markup."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title=_verbatim(title, "table.title"), title_justify="left", caption_justify="left")
+
+    def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
+        """Add a row of texts."""
+        shown = [_verbatim(cell) if isinstance(cell, str) else cell for cell in cells]
+        super().add_row(*shown, style=style, end_section=end_section)
+
+    def set_caption(self, text: str) -> None:
+        """Show a text below the table."""
+        self.caption = _verbatim(text, "table.caption")
+
+
+def _verbatim(text: str, style: str = "") -> Text:
+    """Return a text without markup, and with what no terminal should be sent written as an escape."""
+    plain = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return Text("".join(plain), style=style)
+
+
 def layers_table(estimate: Estimate) -> Table:
     """Return one row for each layer call: outputs, what is kept of them, weights and work."""
-    table = Table(title=f"{estimate.model}, batch size {estimate.batch_size}: bytes by layer", title_justify="left")
+    table = _Table(f"{estimate.model}, batch size {estimate.batch_size}: bytes by layer")
     for heading in ("layer", "kind"):
         table.add_column(heading, overflow="fold")
     for heading in ("output", "kept for backward", "weights", "forward GFLOP"):
@@ -40,7 +65,7 @@ def layers_table(estimate: Estimate) -> Table:
 
 def totals_table(estimate: Estimate) -> Table:
     """Return where the bytes of the step go: what the rule of thumb counts, and the simulated step."""
-    table = Table(title="one training step", title_justify="left")
+    table = _Table("one training step")
     table.add_column("what")
     table.add_column("rule of thumb", justify="right")
     table.add_column("simulated", justify="right")
@@ -57,14 +82,14 @@ def totals_table(estimate: Estimate) -> Table:
     table.add_row(
         "sum, and simulated peak", format_bytes(estimate.rule_of_thumb_bytes), format_bytes(estimate.peak_bytes)
     )
-    table.caption = f"the simulated peak is reached at {estimate.peak_at}" if estimate.peak_at else None
-    table.caption_justify = "left"
+    if estimate.peak_at:
+        table.set_caption(f"the simulated peak is reached at {estimate.peak_at}")
     return table
 
 
 def before_after_table(plan: Plan) -> Table:
     """Return the predicted step without and with the plan."""
-    table = Table(title=f"predicted training step, batch size {plan.batch_size}", title_justify="left")
+    table = _Table(f"predicted training step, batch size {plan.batch_size}")
     table.add_column("model")
     table.add_column("peak", justify="right")
     table.add_column("of plain", justify="right")
@@ -76,26 +101,24 @@ def before_after_table(plan: Plan) -> Table:
         f"optimized ({plan.planner})",
         *_predicted(plan, decimals=0),
     )
-    table.caption = f"planned in {plan.plan_seconds:.2f} s{_quality(plan)}"
-    table.caption_justify = "left"
+    table.set_caption(f"planned in {plan.plan_seconds:.2f} s{_quality(plan)}")
     return table
 
 
 def curve_table(plans: Sequence[Plan]) -> Table:
     """Return one row for each plan of a curve."""
-    table = Table(title=f"predicted training steps, batch size {plans[0].batch_size}", title_justify="left")
+    table = _Table(f"predicted training steps, batch size {plans[0].batch_size}")
     for heading in ("peak", "of plain", "step time", "recomputed layers"):
         table.add_column(heading, justify="right")
     for plan in plans:
         table.add_row(*_predicted(plan, decimals=1))
-    table.caption = f"planned in {sum(plan.plan_seconds for plan in plans):.2f} s"
-    table.caption_justify = "left"
+    table.set_caption(f"planned in {sum(plan.plan_seconds for plan in plans):.2f} s")
     return table
 
 
 def segments_table(plan: Plan) -> Table:
     """Return one row for each segment; children of a nested segment are indented below it."""
-    table = Table(title="segments", title_justify="left")
+    table = _Table("segments")
     table.add_column("mode")
     table.add_column("layers", justify="right")
     table.add_column("first", overflow="fold")
@@ -120,10 +143,8 @@ def segments_table(plan: Plan) -> Table:
 def measurements_table(rows: Sequence[tuple[str, int, Measurement]]) -> Table:
     """Return one row for each (name, predicted peak, measurement); the first is what the others are compared with."""
     first = rows[0][2]
-    table = Table(
-        title=f"measured on {first.device}, {first.mode} mode, batch size {first.batch_size}, median of "
-        f"{first.steps} steps",
-        title_justify="left",
+    table = _Table(
+        f"measured on {first.device}, {first.mode} mode, batch size {first.batch_size}, median of {first.steps} steps"
     )
     table.add_column("model")
     headings = ("predicted peak", "measured peak", "of plain", "activations", "of plain", "step", "of plain", "tracing")
@@ -146,7 +167,7 @@ def measurements_table(rows: Sequence[tuple[str, int, Measurement]]) -> Table:
 
 def verification_table(verification: Verification) -> Table:
     """Return one row for each kind of tensor compared, then the worst of those that differ."""
-    table = Table(title=f"plain and optimized model compared over {verification.steps} steps", title_justify="left")
+    table = _Table(f"plain and optimized model compared over {verification.steps} steps")
     table.add_column("compared", overflow="fold")
     for heading in ("identical", "largest difference", "of largest element"):
         table.add_column(heading, justify="right")
@@ -170,8 +191,7 @@ def verification_table(verification: Verification) -> Table:
         name = f"{check.kind} {check.name}, step {check.step}"
         table.add_row(name, "no", f"{check.largest_difference:.3g}", f"{check.relative_difference:.3g}", style="red")
     if verification.deterministic_ops:
-        table.caption = "two runs of the plain model differ by themselves, so this ran with deterministic ops"
-        table.caption_justify = "left"
+        table.set_caption("two runs of the plain model differ by themselves, so this ran with deterministic ops")
     return table
 
 

@@ -18,12 +18,10 @@ import tensorflow as tf
 
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, OutputExistsError, UnsupportedModelError
+from tf_memsaver.files import PLANS_FILE
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.rewrite.function import SegmentedFunction
 from tf_memsaver.saving import output_folder
-
-PLANS_FILE = os.path.join("assets.extra", "memsaver_plans.json")
-"""Where the plans lie in a rewritten SavedModel, by endpoint."""
 
 _TRAINING_ARGUMENTS = ("training", "is_training", "train")
 

@@ -1,0 +1,160 @@
+"""All that is wrong with a command line and can be told before TensorFlow is loaded, which takes seconds."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from tf_memsaver.command import keras_names
+from tf_memsaver.command.flags import LIMITS
+from tf_memsaver.command.output import check_output
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.plan.types import Plan
+
+_FILE_ENDINGS = (".keras", ".h5", ".hdf5")
+_OF_KERAS = ("input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
+"""Flags that mean nothing for a SavedModel."""
+
+
+class Kind(enum.Enum):
+    """What kind of thing a command line names as its model."""
+
+    FILE = "file"
+    SAVED_MODEL = "SavedModel"
+    FUNCTION = "function"
+    APPLICATION = "application"
+
+
+def kind_of(source: str) -> Kind:
+    """Return what kind of model ``source`` names.
+
+    Raises:
+      InvalidRequestError: it names a file that is not there, or a folder that is no SavedModel.
+    """
+    if source.lower().endswith(_FILE_ENDINGS):
+        if not os.path.isfile(source):
+            raise InvalidRequestError(f"there is no model file '{source}'.")
+        return Kind.FILE
+    if os.path.isfile(os.path.join(source, "saved_model.pb")):
+        return Kind.SAVED_MODEL
+    if os.path.isdir(source):
+        raise _no_model(source)
+    return Kind.FUNCTION if ":" in source else Kind.APPLICATION
+
+
+def check_arguments(command: str, source: str, flags: Any) -> None:
+    """Check a command line, so far as its model is not needed; values of flags are checked when they are parsed.
+
+    Raises:
+      MemsaverError: what the command would raise later.
+    """
+    kind = kind_of(source)
+    if kind is Kind.SAVED_MODEL:
+        if command != "optimize":
+            raise _no_model(source)
+        for name in _OF_KERAS:
+            if flags[name].present:
+                raise InvalidRequestError(f"--{name} is for Keras models; '{source}' is a SavedModel. Leave it out.")
+    else:
+        _check_model(kind, source, flags)
+        _check_plan(kind, command, flags)
+    if "strategy" in flags and kind is not Kind.FUNCTION:
+        # A module of the user's own may register a planner when it is imported.
+        _check_strategy(flags.strategy)
+    if command == "optimize" or (command == "plan" and flags.output):
+        check_output(flags.output, overwrite=flags.overwrite, folder=command == "optimize")
+
+
+def check_application(source: str, known: Collection[str]) -> str:
+    """Return the name of keras.applications that ``source`` means, in any case and without separators.
+
+    Raises:
+      InvalidRequestError: none of ``known``; it shows names that are close.
+    """
+    builders = {_plain(name): name for name in known}
+    if _plain(source) in builders:
+        return builders[_plain(source)]
+    raise InvalidRequestError(
+        f"'{source}' is not a model of keras.applications.{_did_you_mean(_plain(source), builders)} "
+        f"A model may also be a .keras or .h5 file, or package.module:function."
+    )
+
+
+def _check_model(kind: Kind, source: str, flags: Any) -> None:
+    if kind is not Kind.APPLICATION:
+        if flags.input_shape:
+            raise InvalidRequestError(
+                "input_shape is only for names of keras.applications; other models have their own."
+            )
+        if kind is Kind.FUNCTION:
+            _check_module(source)
+        return
+    known = keras_names.applications()
+    if known:
+        check_application(source, known)
+    # Names of other classes are registered by modules, which are imported with other models.
+    for what, name, known in (
+        ("optimizer", flags.optimizer and flags.optimizer.lower(), keras_names.optimizers()),
+        ("loss", flags.loss, keras_names.losses()),
+    ):
+        if name and known and name not in known:
+            raise InvalidRequestError(
+                f"{what}='{getattr(flags, what)}' is no {what} of Keras.{_did_you_mean(name, known)} "
+                f"Give a name of keras.{what}{'es' if what == 'loss' else 's'}."
+            )
+
+
+def _check_module(source: str) -> None:
+    """Check that ``package.module:function`` has both parts, and that there is such a package; nothing is imported."""
+    module, _, function = source.partition(":")
+    package = module.partition(".")[0]
+    if not package or not function:
+        raise InvalidRequestError(f"'{source}' must be written package.module:function, such as my_models:build.")
+    here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
+    if here is None and package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise InvalidRequestError(
+            f"cannot make a model from '{source}': No module named '{package}'. Install it, or run this where it lies."
+        )
+
+
+def _check_plan(kind: Kind, command: str, flags: Any) -> None:
+    given = [name for name in LIMITS if name in flags and not flags[name].using_default_value]
+    if "plan" in flags and flags.plan is not None:
+        clash = [name for name in given if name != "budget"]
+        if clash:
+            raise InvalidRequestError(f"--{clash[0]} says how to plan, but --plan gives a plan. Leave one of them out.")
+        Plan.load(flags.plan)
+        return
+    # An optimized model in a file brings its plan, and that its batch size.
+    brings_a_plan = kind is Kind.FILE and not given and command in ("optimize", "verify", "measure")
+    if flags.batch_size is None and not brings_a_plan:
+        raise InvalidRequestError("give --batch_size: bytes depend on it, so it has no default.")
+
+
+def _check_strategy(name: str) -> None:
+    # All planners enter their names in the table when they are imported, with NumPy alone.
+    from tf_memsaver.plan.solve import check_strategy
+
+    check_strategy(name)
+
+
+def _no_model(folder: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"'{folder}' is a folder; the model must be a .keras or .h5 file, package.module:function, or a name of "
+        f"keras.applications. (The command optimize takes the folder of a SavedModel, too.)"
+    )
+
+
+def _did_you_mean(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=3)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
