@@ -19,6 +19,7 @@ from tf_memsaver.capture.operations import (
     library_function,
     own_outputs,
 )
+from tf_memsaver.capture.released import gradients_end_with_graphs
 from tf_memsaver.emission import Template
 from tf_memsaver.errors import UnsupportedModelError
 
@@ -145,7 +146,7 @@ class Inliner:
         """Return the gradient that an operation brings along, listed as calls like the function itself."""
         if not has_custom_gradient(operation):
             return None
-        with operation.graph.as_default():
+        with operation.graph.as_default(), gradients_end_with_graphs():
             graph = tf.__internal__.FuncGraph("gradient")
             with graph.as_default():
                 upstream = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
+from tf_memsaver.capture.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 
 
@@ -184,7 +185,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
     """
     model._clear_losses()
     try:
-        with tf.init_scope():
+        with tf.init_scope(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
     except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
         # Keras lists the arguments of the call behind its message.
