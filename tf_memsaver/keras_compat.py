@@ -399,6 +399,13 @@ def own_optimizer(model: Any) -> Any | None:
     return model.optimizer if getattr(model, "compiled", False) else None
 
 
+def compiled_parts(model: Any) -> list[Any]:
+    """Return what a compiled model builds at its first step: its optimizer, losses and metrics (``Trainer.compile``)."""
+    names = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker")
+    parts = [vars(model).get(name) for name in names] if getattr(model, "compiled", False) else []
+    return [part for part in parts if part is not None]
+
+
 def unpickled_by_keras(reduced: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what ``__reduce__`` returned, without naming a dynamic class (``KerasSaveable._unpickle_model``)."""
     return (keras.Model._unpickle_model, *reduced[1:])

@@ -68,7 +68,8 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
     """Run training steps of ``model`` on made-up data and return what they took.
 
     A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
-    outputs. The model's variables are as before when this returns.
+    outputs; where the compiled loss cannot be computed on made-up targets, that stands in for it, and the log says so.
+    The model, its variables and its optimizer are as before when this returns.
 
     Args:
       model: a plain or optimized Functional or Sequential model.
@@ -123,7 +124,10 @@ def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measure
     x, y = batch.synthetic_batch(model, batch_size)
     with KeptState(model):
         optimizer = own_optimizer(model)
-        step = TrainingStep(model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None)
+        stand_in = batch.needs_stand_in(model, batch_size, run=True)
+        step = TrainingStep(
+            model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in
+        )
         started = time.perf_counter()
         step.trace(x, y)
         trace_seconds = time.perf_counter() - started

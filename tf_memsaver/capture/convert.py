@@ -26,10 +26,13 @@ TINY_BYTES = 1024
 
 def traced_graph(source: StepSource, batch_size: int, *, profile: bool = False) -> Graph:
     """Trace the step of a source and return its Graph on the device at hand; see ``trace_step`` and ``build_graph``."""
-    with gradients_end_with_graphs(), free_dimension_is(batch_size):
-        step = trace_step(source)
-    graph = build_graph(source, step, batch_size, current_device(), profile=profile)
-    release(step.graph)
+    try:
+        with gradients_end_with_graphs(), free_dimension_is(batch_size):
+            step = trace_step(source)
+        graph = build_graph(source, step, batch_size, current_device(), profile=profile)
+        release(step.graph)
+    finally:
+        source.close()
     return graph
 
 
