@@ -34,11 +34,9 @@ class KeptState:
     """
 
     def __init__(self, *models: Any) -> None:
-        parts = [part for model in models for part in compiled_parts(model)]
-        held = [v for part in parts for v in getattr(part, "variables", ())]
+        self._objects = KeptObjects(*(part for model in models for part in compiled_parts(model)))
         variables = [v for model in models for v in model.variables]
-        self._objects = KeptObjects(*parts)
-        self._variables = {id(v): v for v in [*variables, *held]}.values()
+        self._variables = {id(v): v for v in [*variables, *self._objects.variables]}.values()
 
     def __enter__(self) -> KeptState:
         self._values = [v.numpy() for v in self._variables]

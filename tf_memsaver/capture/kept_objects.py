@@ -22,33 +22,36 @@ _APART = (
     types.ModuleType,
     types.FunctionType,
     types.BuiltinFunctionType,
-    keras.Variable,
     keras.KerasTensor,
     keras.layers.Layer,
-    tf.Variable,
     tf.Module,
     tf.distribute.Strategy,
     np.ndarray,
 )
-"""What is left alone: values of variables, and all that a layer holds, are no matter of Python."""
+"""What is left alone."""
 
 
 class KeptObjects:
     """Context that puts objects, and the lists, dicts, sets and objects that they hold, back as they were, in place.
 
-    Layers, variables and tensors are left alone, and so is what only a function's closure holds.
+    Layers, variables and tensors are left alone, and so is what only a function's closure holds. ``variables`` lists
+    the Keras and TensorFlow variables that the objects hold.
     """
 
     def __init__(self, *roots: Any) -> None:
         """Take down how ``roots`` are now."""
         self._undo: list[Callable[[], None]] = []
+        self.variables: list[Any] = []
         self._seen: dict[int, Any] = {}
-        waiting = list(roots)
+        waiting = collections.deque(roots)
         while waiting:
-            each = waiting.pop()
-            if id(each) not in self._seen and not _is_apart(each):
+            each = waiting.popleft()
+            if id(each) not in self._seen:
                 self._seen[id(each)] = each
-                waiting.extend(self._taken_down(each))
+                if isinstance(each, (keras.Variable, tf.Variable)):
+                    self.variables.append(each)
+                elif not _is_apart(each):
+                    waiting.extend(self._taken_down(each))
 
     def __enter__(self) -> KeptObjects:
         return self

@@ -103,7 +103,6 @@ class KerasStep:
         ]
         self._kept = KeptObjects(*keras_compat.compiled_parts(model))
         self._stand_in = batch.needs_stand_in(model, batch_size)
-        self._unlisted: list[tf.Variable] = []
         self._slots: list[Any] = []
         try:
             self.optimizer = self._ready_optimizer(trained)
@@ -120,10 +119,10 @@ class KerasStep:
         if optimizer is None or not trained:
             return None
         try:
-            with variables_unallocated() as self._unlisted:
+            with variables_unallocated():
                 if not optimizer.built:
                     optimizer.build(trained)
-            self._slots = list(optimizer.variables)
+            self._slots = KeptObjects(optimizer).variables
         except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
             logging.warning(
                 "model '%s': its optimizer %s cannot be built to count its slots (%s): they are not counted",
@@ -139,13 +138,14 @@ class KerasStep:
 
     def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
         """Return the model's variables and the optimizer's."""
-        slots = [(v.path, keras_compat.local_variable(v)) for v in self._slots]
-        listed = {id(variable) for _, variable in slots}
-        slots += [(v.name, v) for v in self._unlisted if id(v) not in listed]
-        return [
-            *((v.path, keras_compat.local_variable(v), MemoryKind.PARAMETER) for v in self._model.variables),
-            *((path, variable, MemoryKind.OPTIMIZER) for path, variable in slots),
-        ]
+        # An optimizer lists the model's variables, too, and those that it made itself may be of TensorFlow.
+        variables = [(v, MemoryKind.PARAMETER) for v in self._model.variables]
+        variables += [(v, MemoryKind.OPTIMIZER) for v in self._slots]
+        found: dict[int, tuple[str, tf.Variable, MemoryKind]] = {}
+        for each, kind in variables:
+            variable = keras_compat.local_variable(each)
+            found.setdefault(id(variable), (getattr(each, "path", each.name), variable, kind))
+        return list(found.values())
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the inputs of the model and convert them as its call does."""
@@ -170,11 +170,11 @@ class KerasStep:
           UpdateError: the optimizer fails.
         """
         try:
-            with variables_unallocated() as made:
+            with variables_unallocated():
                 self.optimizer.apply_gradients(gradients)
         except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
             raise UpdateError(batch.first_line(error)) from error
-        self._unlisted.extend(made)
+        self._slots = KeptObjects(self.optimizer).variables
 
     def _results(self, outputs: list[Any]) -> Any:
         return keras_compat.pack_outputs(keras_compat.inner_functional(self._model), outputs)

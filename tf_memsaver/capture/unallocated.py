@@ -13,20 +13,18 @@ from tf_memsaver.capture.released import release
 
 
 @contextlib.contextmanager
-def variables_unallocated() -> Iterator[list[tf.Variable]]:
-    """Make every ``tf.Variable`` that is made meanwhile one that can be traced, but has no value; list them.
+def variables_unallocated() -> Iterator[None]:
+    """Make every ``tf.Variable`` that is made meanwhile one that can be traced, but has no value.
 
     An initializer is traced, not run, to learn the shape.
     """
-    made: list[tf.Variable] = []
 
     def create(next_creator: Callable[..., Any], **given: Any) -> Any:
         del next_creator
         spec = _spec(given["initial_value"], given.get("dtype"), given.get("shape"))
         taken = ("trainable", "name", "constraint", "synchronization", "aggregation")
         settings = {key: given[key] for key in taken if given.get(key) is not None}
-        made.append(UninitializedVariable(shape=spec.shape, dtype=spec.dtype, **settings))
-        return made[-1]
+        return UninitializedVariable(shape=spec.shape, dtype=spec.dtype, **settings)
 
     inner = tf.compat.v1.get_default_graph()
     with tf.init_scope():
@@ -35,7 +33,7 @@ def variables_unallocated() -> Iterator[list[tf.Variable]]:
         # Each graph has a stack of its own, and the public tf.variable_creator_scope knows the innermost graph alone.
         for graph in (outer,) if inner is outer else (outer, inner):
             stack.enter_context(graph._variable_creator_scope(create))
-        yield made
+        yield
 
 
 def _spec(value: Any, dtype: Any, shape: Any) -> tf.TensorSpec:
