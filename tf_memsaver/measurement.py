@@ -96,7 +96,14 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
 def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="tf_memsaver_") as folder:
         path = os.path.join(folder, "model.keras")
-        model.save(path)
+        batch.needs_stand_in(model, batch_size, run=True)  # For its warning: the log of the process is not shown.
+        try:
+            model.save(path)
+        except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
+            raise MeasurementError(
+                f"model '{model.name}' cannot be saved for a process of its own ({batch.first_line(error)}). "
+                f"Pass isolate=False to measure it here, or give its custom objects a get_config()."
+            ) from error
         job = {"model": path, "inputs": inputs_to_json(model), "batch_size": batch_size, "mode": mode, "steps": steps}
         result = os.path.join(folder, "result.json")
         done = subprocess.run(

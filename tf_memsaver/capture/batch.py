@@ -12,7 +12,7 @@ from absl import logging
 
 from tf_memsaver import keras_compat
 from tf_memsaver.capture.kept_objects import KeptObjects
-from tf_memsaver.capture.released import gradients_end_with_graphs
+from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.capture.signature import signature_of
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
 
@@ -166,6 +166,8 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
             signature = [[_free(spec) if run else spec for spec in part] for part in specs]
             traced = tf.function(computed, autograph=False, input_signature=signature)
             concrete = traced.get_concrete_function()
+            if not run:
+                release(concrete.graph)
             if run:
                 made = zip(sum(specs, []), sum(numbers, []), strict=True)
                 generator = np.random.default_rng(0)
@@ -185,9 +187,13 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says, in one line, with its type."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Return the reason that an error gives, in one line, with its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, tf.errors.OpError):
+        # TensorFlow says where it happened, then what did, then which node it was (``[[{{node …}}]]``).
+        node = next((place for place, line in enumerate(lines) if line.startswith("[[{{")), 0)
+        lines = lines[max(0, node - 1) :]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 def _has_loss(model: Any) -> bool:

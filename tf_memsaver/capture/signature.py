@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
-from tf_memsaver.capture.released import gradients_end_with_graphs
+from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 
 
@@ -96,7 +96,7 @@ def note_inputs(model: Any, inputs: Any) -> None:
         found.append(keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs))
         return keras.tree.flatten(outputs)
 
-    trace_call(model, traced, keras.tree.flatten(specs))
+    release(trace_call(model, traced, keras.tree.flatten(specs)).graph)
     outputs = found[-1]
     numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
     names = numbered if functional is None else functional.output_names
