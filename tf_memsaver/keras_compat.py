@@ -400,7 +400,7 @@ def own_optimizer(model: Any) -> Any | None:
 
 
 def compiled_parts(model: Any) -> list[Any]:
-    """Return what a compiled model builds at its first step: its optimizer, losses and metrics (``Trainer.compile``)."""
+    """Return what a compiled model builds at its first step: optimizer, losses and metrics (``Trainer.compile``)."""
     names = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker")
     parts = [vars(model).get(name) for name in names] if getattr(model, "compiled", False) else []
     return [part for part in parts if part is not None]

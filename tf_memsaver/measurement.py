@@ -132,9 +132,7 @@ def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measure
     with KeptState(model):
         optimizer = own_optimizer(model)
         stand_in = batch.needs_stand_in(model, batch_size, run=True)
-        step = TrainingStep(
-            model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in
-        )
+        step = TrainingStep(model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
         started = time.perf_counter()
         step.trace(x, y)
         trace_seconds = time.perf_counter() - started

@@ -69,7 +69,7 @@ def target_specs(model: Any, batch_size: int) -> list[tuple[tf.TensorSpec, int]]
         sparse = _is_sparse(loss)
         spec_shape = shape[:-1] if sparse else shape
         dtype = "int32" if sparse else tensor.dtype
-        specs.append((tf.TensorSpec(spec_shape, dtype), int(shape[-1]) if sparse else 0))
+        specs.append((tf.TensorSpec(spec_shape, dtype), int(shape[-1] or 0) if sparse else 0))
     return specs
 
 
@@ -151,27 +151,25 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
     """
     if not _has_loss(model):
         return False
-    specs = [input_specs(model, batch_size), [], _output_specs(model, batch_size)]
-    numbers = [0] * len(specs[0]), [], [0] * len(specs[2])
-    specs[1], numbers[1][:] = (list(each) for each in zip(*target_specs(model, batch_size), strict=True))
+    targets = target_specs(model, batch_size)
+    parts = [input_specs(model, batch_size), [spec for spec, _ in targets], _output_specs(model, batch_size)]
     packs = (pack_inputs, pack_targets, pack_targets)
 
-    def computed(*parts: Any) -> Any:
-        x, y, outputs = (pack(model, list(part)) for pack, part in zip(packs, parts, strict=True))
+    def computed(*given: Any) -> Any:
+        x, y, outputs = (pack(model, list(part)) for pack, part in zip(packs, given, strict=True))
         return training_loss(model, x, y, outputs)
 
     model._clear_losses()
     try:
         with tf.init_scope(), KeptObjects(*keras_compat.compiled_parts(model)), gradients_end_with_graphs():
-            signature = [[_free(spec) if run else spec for spec in part] for part in specs]
-            traced = tf.function(computed, autograph=False, input_signature=signature)
-            concrete = traced.get_concrete_function()
-            if not run:
-                release(concrete.graph)
+            signature = [[_free(spec) if run else spec for spec in part] for part in parts]
+            concrete = tf.function(computed, autograph=False, input_signature=signature).get_concrete_function()
             if run:
-                made = zip(sum(specs, []), sum(numbers, []), strict=True)
                 generator = np.random.default_rng(0)
-                concrete(*(tf.constant(_random(generator, spec, classes)) for spec, classes in made))
+                classes = [[0] * len(parts[0]), [count for _, count in targets], [0] * len(parts[2])]
+                pairs = (zip(*each, strict=True) for each in zip(parts, classes, strict=True))
+                concrete(*(tf.constant(_random(generator, *pair)) for part in pairs for pair in part))
+            release(concrete.graph)
     except Exception as error:  # Whatever a loss that somebody wrote may raise.
         logging.warning(
             "model '%s': its loss %s cannot be computed on made-up targets (%s). The mean square of the outputs stands "

@@ -105,7 +105,7 @@ class KerasStep:
         self._stand_in = batch.needs_stand_in(model, batch_size)
         self._slots: list[Any] = []
         try:
-            self.optimizer = self._ready_optimizer(trained)
+            self.optimizer: Any = self._ready_optimizer(trained)
         except BaseException:
             self.close()
             raise
