@@ -227,6 +227,14 @@ def test_a_built_optimizer_keeps_its_slots(name: str) -> None:
     optimized.fit(np.ones((8, WIDTH), "float32"), np.ones((8, 4), "float32"), verbose=0)
 
 
+def test_slots_under_a_strategy_are_counted_outside_its_scope() -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = _dense(Lion(1e-3, (0.9, 0.99), decay=0.01))
+    assert tf_memsaver.estimate(model, batch_size=8).optimizer_slots == pytest.approx(1, abs=0.02)
+    assert not model.optimizer.built
+
+
 def test_an_optimizer_that_cannot_be_built_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(keras.optimizers.SGD):
         def build(self, variables: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,8 +119,10 @@ class KerasStep:
         optimizer = keras_compat.own_optimizer(self._model)
         if optimizer is None or not trained:
             return None
+        strategy = self._model.distribute_strategy
+        scope = contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
         try:
-            with variables_unallocated():
+            with scope, variables_unallocated():
                 if not optimizer.built:
                     optimizer.build(trained)
             self._slots = KeptObjects(optimizer).variables
