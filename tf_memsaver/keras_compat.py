@@ -258,8 +258,8 @@ def read_variable(variable: Any) -> Any:
 
 
 def local_variable(variable: Any) -> Any:
-    """Return the ``tf.Variable`` of a Keras variable; of one of a tf.distribute strategy, that of its first replica."""
-    value = variable.value
+    """Return the ``tf.Variable`` of a variable of Keras; of one of a tf.distribute strategy, its first replica's."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
     return value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value
 
 
@@ -432,6 +432,13 @@ def compile_arguments(model: Any) -> dict[str, Any] | None:
 def own_optimizer(model: Any) -> Any | None:
     """Return the optimizer that a compiled model was given, or None."""
     return model.optimizer if getattr(model, "compiled", False) else None
+
+
+def compiled_parts(model: Any) -> list[Any]:
+    """Return what a compiled model builds at its first step: optimizer, losses and metrics (``Trainer.compile``)."""
+    names = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker")
+    parts = [vars(model).get(name) for name in names] if getattr(model, "compiled", False) else []
+    return [part for part in parts if part is not None]
 
 
 def unpickled_by_keras(reduced: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -69,7 +69,8 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
     """Run training steps of ``model`` on made-up data and return what they took.
 
     A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
-    outputs. The model's variables are as before when this returns.
+    outputs; where the compiled loss cannot be computed on made-up targets, that stands in for it, and the log says so.
+    The model, its variables and its optimizer are as before when this returns.
 
     Args:
       model: a plain or optimized Functional or Sequential model.
@@ -94,7 +95,14 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
 def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="tf_memsaver_") as folder:
         path = os.path.join(folder, "model.keras")
-        model.save(path)
+        batch.needs_stand_in(model, batch_size, run=True)  # For its warning: the log of the process is not shown.
+        try:
+            model.save(path)
+        except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
+            raise MeasurementError(
+                f"model '{model.name}' cannot be saved for a process of its own ({batch.first_line(error)}). "
+                f"Pass isolate=False to measure it here, or give its custom objects a get_config()."
+            ) from error
         job = {"model": path, "inputs": inputs_to_json(model), "batch_size": batch_size, "mode": mode, "steps": steps}
         result = os.path.join(folder, "result.json")
         done = subprocess.run(
@@ -122,7 +130,8 @@ def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measure
     x, y = batch.synthetic_batch(model, batch_size)
     with KeptState(model):
         optimizer = own_optimizer(model)
-        step = TrainingStep(model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None)
+        stand_in = batch.needs_stand_in(model, batch_size, run=True)
+        step = TrainingStep(model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
         started = time.perf_counter()
         step.trace(x, y)
         trace_seconds = time.perf_counter() - started

@@ -9,16 +9,21 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.capture import batch
-from tf_memsaver.keras_compat import is_trained
+from tf_memsaver.capture.kept_objects import KeptObjects
+from tf_memsaver.capture.released import gradients_end_with_graphs
+from tf_memsaver.keras_compat import compiled_parts, is_trained
 
 
 class KeptState:
-    """Context that puts all variables of a model and its optimizer back as they were, in place."""
+    """Context that puts models and what they are compiled with back as they were, in place.
 
-    def __init__(self, model: Any) -> None:
-        optimizer = getattr(model, "optimizer", None)
-        variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
-        self._variables = {id(v): v for v in variables}.values()
+    Variables get their values back, and optimizers, losses and metrics that were built meanwhile are as before.
+    """
+
+    def __init__(self, *models: Any) -> None:
+        self._objects = KeptObjects(*(part for model in models for part in compiled_parts(model)))
+        variables = [v for model in models for v in model.variables]
+        self._variables = {id(v): v for v in [*variables, *self._objects.variables]}.values()
 
     def __enter__(self) -> KeptState:
         self._values = [v.numpy() for v in self._variables]
@@ -28,7 +33,8 @@ class KeptState:
         self.restore()
 
     def restore(self) -> None:
-        """Assign the values of the start now."""
+        """Put everything back as it was at the start now."""
+        self._objects.restore()
         for variable, value in zip(self._variables, self._values, strict=True):
             variable.assign(value)
 
@@ -50,13 +56,15 @@ class TrainingStep:
         optimizer: Any = None,
         gradients: bool = True,
         free_batch: bool = True,
+        stand_in: bool = False,
     ) -> None:
         """Prepare a step on batches like ``example`` (inputs and targets) in one of ``options.MODES``.
 
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
-        ``free_batch`` it is traced for the batch size of the example.
+        ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model
+        that is not compiled (``batch.needs_stand_in``).
         """
-        self._model, self._optimizer, self._returned = model, optimizer, gradients
+        self._model, self._optimizer, self._returned, self._stand_in = model, optimizer, gradients, stand_in
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.weights)
@@ -70,7 +78,7 @@ class TrainingStep:
     def _step(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:
             outputs = self._model(x, training=True)
-            loss = batch.training_loss(self._model, x, y, outputs)
+            loss = batch.training_loss(self._model, x, y, outputs, stand_in=self._stand_in)
             scaled = loss if self._optimizer is None else self._optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in self.weights])
         if self._optimizer is not None:
@@ -81,13 +89,15 @@ class TrainingStep:
     def trace(self, x: Any, y: Any) -> None:
         """Trace (graph mode) or trace and compile (XLA) the step; compiling runs it once."""
         if self._mode == "graph":
-            self._function.get_concrete_function()  # type: ignore[attr-defined]
+            with gradients_end_with_graphs():
+                self._function.get_concrete_function()  # type: ignore[attr-defined]
         elif self._mode == "xla":
-            self._function(x, y)
+            self.run(x, y)
 
     def run(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
         """Run one step to its end; return the loss and the gradients, in the order of ``weights``."""
-        loss, gradients = self._function(x, y)
+        with gradients_end_with_graphs():
+            loss, gradients = self._function(x, y)
         loss.numpy()
         return loss, gradients
 

@@ -104,8 +104,9 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
     """Train both models from the same state on the same made-up batches and compare everything.
 
     Compared are, for every step, the loss, every gradient (``None`` must stay ``None``) and, after the update, every
-    variable: weights, BatchNorm statistics, dropout seeds. A compiled model is trained with a copy of its optimizer,
-    another one with plain SGD. All variables are as before when this returns.
+    variable: weights, BatchNorm statistics, dropout seeds. A compiled model is trained with its optimizer, another one
+    with plain SGD. Models, variables and the optimizer are as before when this returns. Where the compiled loss cannot
+    be computed on made-up targets, the mean square of the outputs stands in for it, and the log says so.
 
     Args:
       model: the plain model.
@@ -125,14 +126,15 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
         raise InvalidRequestError(
             "the two models do not share their variables: compare a model with what optimize(model) returned for it"
         )
-    with KeptState(model) as state:
-        plain = _train(model, state, batch_size, steps, mode)
-        repeated = _train(model, state, batch_size, steps, mode)
+    with KeptState(model, optimized) as state:
+        stand_in = batch.needs_stand_in(model, batch_size, run=True)
+        plain = _train(model, state, batch_size, steps, mode, stand_in)
+        repeated = _train(model, state, batch_size, steps, mode, stand_in)
         deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, repeated))
         with _deterministic_ops() if deterministic else contextlib.nullcontext():
             if deterministic:
-                plain = _train(model, state, batch_size, steps, mode)
-            other = _train(optimized, state, batch_size, steps, mode)
+                plain = _train(model, state, batch_size, steps, mode, stand_in)
+            other = _train(optimized, state, batch_size, steps, mode, stand_in)
     return Verification(
         mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=_compare(plain, other)
     )
@@ -155,10 +157,12 @@ def _deterministic_ops() -> Iterator[None]:
 Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
 
 
-def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str) -> Record:
+def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str, stand_in: bool) -> Record:
     """Return every tensor of the training under (kind, name, step)."""
     state.restore()
-    step = TrainingStep(model, mode, batch.synthetic_batch(model, batch_size), optimizer=_fresh_optimizer(model))
+    example, own = batch.synthetic_batch(model, batch_size), own_optimizer(model)
+    optimizer = keras.optimizers.SGD(0.01) if own is None else own
+    step = TrainingStep(model, mode, example, optimizer=optimizer, stand_in=stand_in)
     record: Record = {}
     for number in range(steps):
         loss, gradients = step.run(*batch.synthetic_batch(model, batch_size, seed=number))
@@ -169,11 +173,6 @@ def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str)
             kind = "weight" if variable.trainable else "state"
             record[kind, variable.path, number] = variable.numpy()
     return record
-
-
-def _fresh_optimizer(model: Any) -> Any:
-    own = own_optimizer(model)
-    return keras.optimizers.SGD(0.01) if own is None else type(own).from_config(own.get_config())
 
 
 def _array(gradient: Any) -> np.ndarray[Any, Any] | None:

@@ -8,7 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
+from tf_memsaver import keras_compat
+from tf_memsaver.capture.kept_objects import KeptObjects
+from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.capture.signature import signature_of
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
 
@@ -48,11 +52,11 @@ def target_specs(model: Any, batch_size: int) -> list[tuple[tf.TensorSpec, int]]
     losses = _flat_losses(model, signature.names, len(outputs))
     specs = []
     for tensor, loss in zip(outputs, losses, strict=True):
-        shape = tuple(batch_size if place == 0 else dim for place, dim in enumerate(tensor.shape))
+        shape = _with_batch(tensor.shape, batch_size)
         sparse = _is_sparse(loss)
         spec_shape = shape[:-1] if sparse else shape
         dtype = "int32" if sparse else tensor.dtype
-        specs.append((tf.TensorSpec(spec_shape, dtype), int(shape[-1]) if sparse else 0))
+        specs.append((tf.TensorSpec(spec_shape, dtype), int(shape[-1] or 0) if sparse else 0))
     return specs
 
 
@@ -71,7 +75,7 @@ def _flat_losses(model: Any, names: Sequence[str], count: int) -> list[Any]:
 
 def _is_sparse(loss: Any) -> bool:
     if isinstance(loss, str):
-        loss = keras.losses.get(loss)
+        return loss in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
     sparse_kinds = (keras.losses.SparseCategoricalCrossentropy,)
     return isinstance(loss, sparse_kinds) or loss is keras.losses.sparse_categorical_crossentropy
 
@@ -113,13 +117,91 @@ def mean_squares(tensors: Iterable[Any]) -> list[tf.Tensor]:
     return [tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
 
 
-def training_loss(model: Any, x: Any, y: Any, outputs: Any) -> tf.Tensor:
+def training_loss(model: Any, x: Any, y: Any, outputs: Any, *, stand_in: bool = False) -> tf.Tensor:
     """Return the scalar loss of a training step: the compiled loss, else the mean square of every output.
 
-    Losses added by layers and regularizers count in both cases, in the order in which Keras sums them.
+    With ``stand_in`` the mean square takes the place of a compiled loss, too. Losses added by layers and regularizers
+    count in all cases, in the order in which Keras sums them.
     """
-    if getattr(model, "compiled", False) and model.loss is not None:
+    if _has_loss(model) and not stand_in:
         return model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
     terms = mean_squares(keras.tree.flatten(outputs))
     terms += [tf.cast(loss, tf.float32) for loss in model.losses]
     return tf.add_n(terms)
+
+
+def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
+    """Whether the compiled loss cannot be computed on made-up targets; the log says why.
+
+    The loss is traced by itself, for outputs of the model's shapes and, with ``run``, computed on made-up ones. The
+    model is left as it was.
+    """
+    if not _has_loss(model):
+        return False
+    targets = target_specs(model, batch_size)
+    parts = [input_specs(model, batch_size), [spec for spec, _ in targets], _output_specs(model, batch_size)]
+    packs = (pack_inputs, pack_targets, pack_targets)
+
+    def computed(*given: Any) -> Any:
+        x, y, outputs = (pack(model, list(part)) for pack, part in zip(packs, given, strict=True))
+        return training_loss(model, x, y, outputs)
+
+    model._clear_losses()
+    try:
+        with tf.init_scope(), KeptObjects(*keras_compat.compiled_parts(model)), gradients_end_with_graphs():
+            signature = [[_free(spec) if run else spec for spec in part] for part in parts]
+            concrete = tf.function(computed, autograph=False, input_signature=signature).get_concrete_function()
+            if run:
+                generator = np.random.default_rng(0)
+                classes = [[0] * len(parts[0]), [count for _, count in targets], [0] * len(parts[2])]
+                pairs = (zip(*each, strict=True) for each in zip(parts, classes, strict=True))
+                concrete(*(tf.constant(_random(generator, *pair)) for part in pairs for pair in part))
+            release(concrete.graph)
+    except Exception as error:  # Whatever a loss that somebody wrote may raise.
+        logging.warning(
+            "model '%s': its loss %s cannot be computed on made-up targets (%s). The mean square of the outputs stands "
+            "in for it, and the bytes that the loss itself takes are not counted.",
+            model.name,
+            ", ".join(_loss_names(model)),
+            first_line(error),
+        )
+        return True
+    finally:
+        model._clear_losses()
+    return False
+
+
+def first_line(error: Exception) -> str:
+    """Return the reason that an error gives, in one line, with its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, tf.errors.OpError):
+        # TensorFlow says where it happened, then what did, then which node it was (``[[{{node …}}]]``).
+        node = next((place for place, line in enumerate(lines) if line.startswith("[[{{")), 0)
+        lines = lines[max(0, node - 1) :]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def _has_loss(model: Any) -> bool:
+    return bool(getattr(model, "compiled", False)) and model.loss is not None
+
+
+def _loss_names(model: Any) -> list[str]:
+    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+    return [loss if isinstance(loss, str) else f"'{_name_of(loss)}'" for loss in losses]
+
+
+def _name_of(loss: Any) -> str:
+    return str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__)
+
+
+def _free(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
+
+
+def _output_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
+    outputs = keras.tree.flatten(signature_of(model).outputs)
+    return [tf.TensorSpec(_with_batch(tensor.shape, batch_size), tensor.dtype) for tensor in outputs]
+
+
+def _with_batch(shape: Sequence[int | None], batch_size: int) -> tuple[int | None, ...]:
+    return tuple(batch_size if place == 0 else dim for place, dim in enumerate(shape))

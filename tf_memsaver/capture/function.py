@@ -97,6 +97,9 @@ class FunctionStep:
             )
         return tf.add_n(terms)
 
+    def update(self, gradients: list[tuple[Any, Any]]) -> None:
+        """Do nothing: there is no optimizer."""
+
     def losses_of(self, operation: Any) -> list[Any]:
         """Return nothing: a function returns its losses."""
         del operation

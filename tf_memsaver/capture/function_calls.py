@@ -19,6 +19,7 @@ from tf_memsaver.capture.grouping import assignments_last, grouped, needed
 from tf_memsaver.capture.inlining import Inliner
 from tf_memsaver.capture.op_calls import OpCall, slots_of
 from tf_memsaver.capture.operations import FUNCTION_CALLS
+from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
@@ -154,7 +155,7 @@ class FunctionCalls:
         if all(call.operation.type not in _STATEFUL_CALLS for call in calls):
             return False
         graph = tf.__internal__.FuncGraph("gradient")
-        with graph.as_default():
+        with gradients_end_with_graphs(), graph.as_default():
             arguments = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in self.argument_specs]
             with tf.GradientTape() as tape:
                 # By flat tensors, which no public call takes.
@@ -163,6 +164,7 @@ class FunctionCalls:
             floats = [tensor for tensor in flat if tensor is not None and tensor.dtype.is_floating]
             tape.gradient(floats, [variable for variable in self.variables if variable.trainable])
         names = [f"{each.name}/" for each in graph.get_operations() if each.type in FUNCTION_CALLS]
+        release(graph)
         return bool(names) and names[0] < names[-1]
 
     def _hoisted(self, calls: Sequence[OpCall], count: int) -> tuple[list[OpCall], list[OpCall]]:

@@ -19,6 +19,7 @@ from tf_memsaver.capture.operations import (
     library_function,
     own_outputs,
 )
+from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.emission import Template
 from tf_memsaver.errors import UnsupportedModelError
 
@@ -145,7 +146,7 @@ class Inliner:
         """Return the gradient that an operation brings along, listed as calls like the function itself."""
         if not has_custom_gradient(operation):
             return None
-        with operation.graph.as_default():
+        with operation.graph.as_default(), gradients_end_with_graphs():
             graph = tf.__internal__.FuncGraph("gradient")
             with graph.as_default():
                 upstream = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
@@ -164,12 +165,15 @@ class Inliner:
         self._walk(graph, "", inner)
         calls, self.calls = self.calls, outer_calls
         own = [each for each in graph.get_operations() if each.type not in ("Const", "Identity", "Placeholder")]
+        function = own[0].name if len(own) == 1 and own[0].type in FUNCTION_CALLS else ""
+        made_of = tuple(None if tensor is None else inner[id(tensor)] for tensor in results)
+        release(graph)
         return CustomGradient(
             calls=tuple(calls),
-            function=own[0].name if len(own) == 1 and own[0].type in FUNCTION_CALLS else "",
+            function=function,
             captured=captured,
             upstream=tuple(inner[id(tensor)] for tensor in upstream),
-            results=tuple(None if tensor is None else inner[id(tensor)] for tensor in results),
+            results=made_of,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Sequence
@@ -15,11 +16,13 @@ from tf_memsaver.capture import batch
 from tf_memsaver.capture.batch import input_specs
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.convert import traced_graph
+from tf_memsaver.capture.kept_objects import KeptObjects
 from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.capture.model_function import ModelFunction, settings_of
 from tf_memsaver.capture.signature import check_model
 from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.capture.sublayer_calls import SublayerCalls
+from tf_memsaver.capture.unallocated import variables_unallocated
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
@@ -49,7 +52,18 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", pr
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     source = _source(model, batch_size, granularity)
-    graph = traced_graph(source, batch_size, profile=profile)
+    try:
+        graph = traced_graph(source, batch_size, profile=profile)
+    except UpdateError as error:
+        logging.warning(
+            "model '%s': the update of its optimizer %s cannot be traced (%s): its slots are counted as they are "
+            "after build(), and what else the update takes is not",
+            model.name,
+            type(model.optimizer).__name__,
+            error,
+        )
+        source.optimizer = None
+        graph = traced_graph(source, batch_size, profile=profile)
     if isinstance(source, KerasSublayerStep) and all(unit.pinned for unit in graph.units):
         raise _nothing_to_replay(model, graph)
     slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
@@ -93,6 +107,10 @@ def _nothing_to_replay(model: Any, graph: Graph) -> UnsupportedModelError:
     )
 
 
+class UpdateError(Exception):
+    """An optimizer's update cannot be traced."""
+
+
 class KerasStep:
     """The training step of a Keras model (see ``step.StepSource``)."""
 
@@ -107,18 +125,53 @@ class KerasStep:
             Weight(path=v.path, variable=variable, owner=v, is_distributed=variable is not v.value)
             for v, variable in zip(trained, local, strict=True)
         ]
-        self.optimizer = _ready_optimizer(model, trained)
+        self._kept = KeptObjects(*keras_compat.compiled_parts(model))
+        self._stand_in = batch.needs_stand_in(model, batch_size)
+        self._slots: list[Any] = []
+        try:
+            self.optimizer: Any = self._ready_optimizer(trained)
+        except BaseException:
+            self.close()
+            raise
+
+    def _ready_optimizer(self, trained: list[Any]) -> Any | None:
+        """Return the model's own optimizer; one that is not built is built with slots that take no memory.
+
+        It is left as it was by ``close``.
+        """
+        optimizer = keras_compat.own_optimizer(self._model)
+        if optimizer is None or not trained:
+            return None
+        strategy = self._model.distribute_strategy
+        scope = contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
+        try:
+            with scope, variables_unallocated():
+                if not optimizer.built:
+                    optimizer.build(trained)
+            self._slots = KeptObjects(optimizer).variables
+        except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
+            logging.warning(
+                "model '%s': its optimizer %s cannot be built to count its slots (%s): they are not counted",
+                self._model.name,
+                type(optimizer).__name__,
+                batch.first_line(error),
+            )
+            return None
+        return optimizer
 
     def _sequence(self) -> CallSequence:
         return list_layer_calls(self._model)
 
     def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
         """Return the model's variables and the optimizer's."""
-        slots = [] if self.optimizer is None else self.optimizer.variables
-        return [
-            *((v.path, keras_compat.local_variable(v), MemoryKind.PARAMETER) for v in self._model.variables),
-            *((v.path, keras_compat.local_variable(v), MemoryKind.OPTIMIZER) for v in slots),
-        ]
+        # An optimizer lists the model's variables, too, and those that it made itself may be of TensorFlow.
+        variables = [(v, MemoryKind.PARAMETER) for v in self._model.variables]
+        variables += [(v, MemoryKind.OPTIMIZER) for v in self._slots]
+        found: dict[int, tuple[str, tf.Variable, MemoryKind]] = {}
+        for each, kind in variables:
+            variable = keras_compat.local_variable(each)
+            found.setdefault(id(variable), (getattr(each, "path", each.name), variable, kind))
+        return list(found.values())
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the inputs of the model and convert them as its call does."""
@@ -133,7 +186,21 @@ class KerasStep:
         """Return the compiled loss, or what stands in for it."""
         targets = placeholders([spec for spec, _ in batch.target_specs(self._model, self._batch_size)])
         results = self._results(outputs)
-        return batch.training_loss(self._model, self._x, batch.pack_targets(self._model, targets), results)
+        packed = batch.pack_targets(self._model, targets)
+        return batch.training_loss(self._model, self._x, packed, results, stand_in=self._stand_in)
+
+    def update(self, gradients: list[tuple[Any, Any]]) -> None:
+        """Let the optimizer update the weights; slots that it makes only now take no memory either.
+
+        Raises:
+          UpdateError: the optimizer fails.
+        """
+        try:
+            with variables_unallocated():
+                self.optimizer.apply_gradients(gradients)
+        except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
+            raise UpdateError(batch.first_line(error)) from error
+        self._slots = KeptObjects(self.optimizer).variables
 
     def _results(self, outputs: list[Any]) -> Any:
         return keras_compat.pack_outputs(keras_compat.inner_functional(self._model), outputs)
@@ -151,8 +218,9 @@ class KerasStep:
         return [last.inputs[0]] if last is not None and last.type in ("Softmax", "Sigmoid") else []
 
     def close(self) -> None:
-        """Forget the losses that tracing added to the layers."""
+        """Forget the losses that tracing added to the layers, and put optimizer, losses and metrics back."""
         self._model._clear_losses()
+        self._kept.restore()
 
 
 class KerasOpStep(KerasStep):
@@ -183,13 +251,3 @@ class KerasSublayerStep(KerasOpStep):
 
     def _traced(self) -> ModelFunction:
         return SublayerCalls(self._model)
-
-
-def _ready_optimizer(model: Any, trained: list[Any]) -> Any | None:
-    """Return a built optimizer to trace the update with: the model's own, or a built copy of it."""
-    optimizer = keras_compat.own_optimizer(model)
-    if optimizer is None or optimizer.built or not trained:
-        return optimizer
-    copy = type(optimizer).from_config(optimizer.get_config())
-    copy.build(trained)
-    return copy

@@ -14,6 +14,7 @@ from tf_memsaver.capture.calls import Call
 from tf_memsaver.capture.function_calls import FunctionCalls, by_size
 from tf_memsaver.capture.name_scopes import unscoped_operations
 from tf_memsaver.capture.op_calls import OpCall
+from tf_memsaver.capture.released import release
 from tf_memsaver.capture.signature import signature_of, trace_call, usual_arguments
 
 
@@ -54,6 +55,7 @@ class ModelFunction:
         scopes = {operation.name.partition("/")[0] for operation in concrete.graph.get_operations() if operation.inputs}
         self.scope = min(scopes, key=lambda name: not name.startswith(model.name))
         self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group)
+        release(concrete.graph)
 
     def specs(self, model: Any) -> list[tf.TensorSpec]:
         """Return the specs of the flat inputs that the call is traced with."""

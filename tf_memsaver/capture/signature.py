@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
+from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.units import shown
 
@@ -106,7 +107,7 @@ def note_inputs(model: Any, inputs: Any) -> None:
         found.append(keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs))
         return keras.tree.flatten(outputs)
 
-    trace_call(model, traced, keras.tree.flatten(specs))
+    release(trace_call(model, traced, keras.tree.flatten(specs)).graph)
     outputs = found[-1]
     numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
     names = numbered if functional is None else functional.output_names
@@ -200,7 +201,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
     """
     model._clear_losses()
     try:
-        with tf.init_scope():
+        with tf.init_scope(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
     except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
         # Keras lists the arguments of the call behind its message.

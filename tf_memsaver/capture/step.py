@@ -57,6 +57,10 @@ class StepSource(Protocol):
         """A built Keras optimizer, if the step has an update."""
         ...
 
+    def update(self, gradients: list[tuple[Any, Any]]) -> None:
+        """Update the weights: pairs of a gradient and the owner of a weight."""
+        ...
+
     @property
     def weights(self) -> Sequence[Weight]:
         """What is trained."""
@@ -83,7 +87,7 @@ class StepSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Forget what tracing left behind."""
+        """Forget what tracing left behind; called once the graph is no longer needed."""
         ...
 
 
@@ -109,7 +113,6 @@ class TracedStep:
     drawing_units: set[int] = field(default_factory=set)
     unknown_reads: dict[int, str] = field(default_factory=dict)
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
-    optimizer: Any = None
 
     @cached_property
     def reachable(self) -> set[int]:
@@ -142,12 +145,9 @@ def trace_step(source: StepSource) -> TracedStep:
             f"Set trainable=True on the layers to be trained before optimizing."
         )
     graph = tf.__internal__.FuncGraph("memsaver_step")
-    step = TracedStep(graph=graph, optimizer=source.optimizer)
-    try:
-        with graph.as_default():
-            _Tracer(source, step).run()
-    finally:
-        source.close()
+    step = TracedStep(graph=graph)
+    with graph.as_default():
+        _Tracer(source, step).run()
     return step
 
 
@@ -259,8 +259,8 @@ class _Tracer:
             tape.watch(sources)
             self._step.loss = self._source.loss(self._placeholders, flat)
             scaled = self._step.loss
-            if self._step.optimizer is not None:
-                scaled = self._step.optimizer.scale_loss(scaled)
+            if self._source.optimizer is not None:
+                scaled = self._source.optimizer.scale_loss(scaled)
         return tape, sources, scaled
 
     def _take(self, tensor: Any) -> Any | None:
@@ -316,10 +316,10 @@ class _Tracer:
     def _update(self, gradients: list[tuple[Any, Any]]) -> None:
         self._step.outputs = [self._step.loss]
         # The update of a tf.distribute strategy's variables runs on all devices, of which this step is one.
-        if self._step.optimizer is None or any(weight.is_distributed for weight in self._trained.values()):
+        if self._source.optimizer is None or any(weight.is_distributed for weight in self._trained.values()):
             self._step.outputs += self._step.weight_gradients
         else:
-            self._step.optimizer.apply_gradients(gradients)
+            self._source.update(gradients)
 
 
 def _random_states() -> bytes:

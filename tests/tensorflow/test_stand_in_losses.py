@@ -1,0 +1,134 @@
+"""Losses whose targets cannot be made up: the mean square of the outputs stands in for them, with a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import tf_memsaver
+from tf_memsaver.errors import MeasurementError
+
+
+def _dense(loss: Any, shape: tuple[int, ...] = (24, 16), classes: int = 10) -> keras.Model:
+    hidden = [layers.Dense(32, activation="gelu") for _ in range(3)]
+    model = keras.Sequential([keras.Input(shape), *hidden, layers.Dense(classes)])
+    model.compile("adam", loss)
+    return model
+
+
+def _two_outputs(is_dict: bool = False, **compiled: Any) -> keras.Model:
+    inputs = keras.Input((32,))
+    x = layers.Dense(32, activation="gelu")(layers.Dense(32, activation="gelu")(inputs))
+    outputs = {"a": layers.Dense(3, name="a", activation="softmax")(x), "b": layers.Dense(5, name="b")(x)}
+    model = keras.Model(inputs, outputs if is_dict else list(outputs.values()))
+    model.compile("adam", **compiled)
+    return model
+
+
+class Classes(keras.losses.Loss):
+    """Takes classes of (batch, time), which nothing says."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return keras.losses.sparse_categorical_crossentropy(ops.cast(y_true, "int32"), y_pred, from_logits=True)
+
+
+def beside_each_other(y_true: Any, y_pred: Any) -> Any:
+    """Take targets and their weights in one array."""
+    return ops.mean(y_true[..., 10:] * ops.square(y_true[..., :10] - y_pred))
+
+
+def with_a_mistake(y_true: Any, y_pred: Any) -> Any:
+    """Fail for a reason of its own."""
+    raise KeyError("a mistake")
+
+
+def with_an_assertion(y_true: Any, y_pred: Any) -> Any:
+    """Fail when it is computed, not when it is traced."""
+    tf.debugging.assert_less(tf.reduce_max(y_true), -100.0, message="targets below -100")
+    return ops.mean(ops.square(y_true - y_pred))
+
+
+LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
+    "ctc": (keras.losses.CTC, "'ctc' cannot be computed on made-up targets (ValueError: Targets"),
+    "classes": (lambda: Classes(name="classes"), "'classes' cannot be computed"),
+    "beside": (lambda: beside_each_other, "'beside_each_other' cannot be computed"),
+    "mistake": (
+        lambda: with_a_mistake,
+        "'with_a_mistake' cannot be computed on made-up targets (KeyError: 'a mistake')",
+    ),
+}
+
+
+def _all_verbs(model: keras.Model) -> None:
+    built = model._compile_loss.built
+    assert tf_memsaver.estimate(model, batch_size=4).activation_bytes
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="min_peak")
+    assert tf_memsaver.verify(model, optimized, batch_size=4, steps=1).identical
+    tf_memsaver.measure(model, batch_size=4, steps=1, isolate=False)
+    assert not built and not model._compile_loss.built and not optimized._compile_loss.built
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_mean_square_stands_in(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    loss, said = LOSSES[name]
+    model = _dense(loss())
+    _all_verbs(model)
+    warnings = [record.getMessage() for record in caplog.records if record.name == "absl"]
+    assert len(warnings) == 4 and all(said in warning for warning in warnings)
+    assert all("the bytes that the loss itself takes are not counted" in warning for warning in warnings)
+
+
+def test_a_loss_that_fails_on_values_is_planned_with_and_not_run(caplog: pytest.LogCaptureFixture) -> None:
+    model = _dense(with_an_assertion)
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="min_peak")
+    assert not caplog.records
+    assert tf_memsaver.verify(model, optimized, batch_size=4, steps=1).identical
+    assert "InvalidArgumentError: assertion failed: [targets below -100]" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("is_dict", "compiled"),
+    [
+        (
+            False,
+            {"loss": ["sparse_categorical_crossentropy", "mse"], "loss_weights": [1.0, 0.5], "metrics": [["mae"], []]},
+        ),
+        (False, {"loss": {"a": "mse", "b": "mse"}, "loss_weights": {"a": 1.0, "b": 0.5}}),
+        (False, {"loss": [None, "mse"]}),
+        (False, {"loss": ["sparse_categorical_crossentropy", None], "metrics": [["accuracy"], None]}),
+        (True, {"loss": {"a": "sparse_categorical_crossentropy", "b": "mse"}, "metrics": {"a": ["accuracy"]}}),
+        (True, {"loss": {"a": None, "b": "mse"}}),
+        (True, {"loss": {"b": "mse"}, "weighted_metrics": {"b": ["mae"]}}),
+        (False, {"loss": "mse", "metrics": [["mae"], ["mae"]]}),
+    ],
+)
+def test_losses_of_some_outputs_need_no_stand_in(
+    is_dict: bool, compiled: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    _all_verbs(_two_outputs(is_dict, **compiled))
+    assert not [record for record in caplog.records if record.name == "absl"]
+
+
+def test_a_model_is_trained_as_ever_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    model = _dense(Classes())
+    optimized = tf_memsaver.optimize(model, batch_size=4)
+    assert "stands in" in caplog.text
+    history = optimized.fit(np.ones((8, 24, 16), "float32"), np.ones((8, 24), "int32"), verbose=0, epochs=2)
+    assert history.history["loss"][1] < history.history["loss"][0]
+
+
+def test_a_model_that_cannot_be_saved_is_measured_here() -> None:
+    class Unsaved(keras.optimizers.SGD):
+        def get_config(self) -> dict[str, Any]:
+            raise NotImplementedError
+
+    model = _dense("mse")
+    model.compile(Unsaved(0.1), "mse")
+    with pytest.raises(MeasurementError, match=r"cannot be saved .* Pass isolate=False"):
+        tf_memsaver.measure(model, batch_size=4, steps=1)
