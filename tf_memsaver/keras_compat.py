@@ -409,3 +409,16 @@ def serialize_class_as(cls: type, registered: type) -> None:
     from keras.src.saving import object_registration
 
     object_registration.GLOBAL_CUSTOM_NAMES[cls] = object_registration.get_registered_name(registered)
+
+
+def loads_in_safe_mode() -> bool:
+    """Whether Keras refuses Python code in files, as it does unless it was told otherwise (``in_safe_mode``)."""
+    from keras.src.saving import serialization_lib
+
+    return serialization_lib.in_safe_mode() is not False
+
+
+def parts_of(model: Any) -> list[Any]:
+    """Return the objects that a saved model is made of: layers, and of a compiled one what ``compile`` was given."""
+    compiled = compile_arguments(model) if getattr(model, "compiled", False) else None
+    return [*model._flatten_layers(), *keras.tree.flatten(compiled or {})]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -68,17 +69,34 @@ def _from_file(path: str) -> keras.Model:
 
 def _from_function(source: str) -> keras.Model:
     module_name, _, attribute = source.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
     def build() -> Any:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        return found if isinstance(found, keras.Model) else found()
+        with _working_folder_first():
+            found: Any = importlib.import_module(module_name)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+            return found if isinstance(found, keras.Model) else found()
 
     return _called(f"make a model from '{source}'", build)
+
+
+@contextlib.contextmanager
+def _working_folder_first() -> Iterator[None]:
+    """Find modules in the working folder before all others, and afterwards behind them.
+
+    Whatever else lies there, such as a ``random.py``, must not be taken for a module of that name later on.
+    """
+    here = os.getcwd()
+    if here in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
+        sys.path.append(here)
 
 
 def _from_applications(source: str, input_shape: Sequence[int] | None) -> keras.Model:
