@@ -27,13 +27,17 @@ LayerHandler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any
 """Makes the call of a layer: see ``layer_calls_go_to``."""
 
 
+def own_class(layer: Any) -> type:
+    """Return the class of a layer, of an optimized model the one that it was made from (``memsaver_base``)."""
+    return getattr(type(layer), "memsaver_base", type(layer))
+
+
 def inner_functional(model: Any) -> Functional | None:
     """Return the Functional graph that ``model`` runs, or ``None`` when its ``call`` is its own code.
 
-    Uses ``Sequential._functional`` and compares the class's ``call`` with the two classes' own; a class made by
-    ``rewrite`` names the class that it was made from in ``memsaver_base``.
+    Uses ``Sequential._functional`` and compares the class's ``call`` with the two classes' own.
     """
-    call = getattr(type(model), "memsaver_base", type(model)).call
+    call = own_class(model).call  # type: ignore[attr-defined]
     if isinstance(model, keras.Sequential):
         return model._functional if call is keras.Sequential.call else None
     if isinstance(model, Functional):
@@ -339,7 +343,7 @@ def share_sequential(source: Any, target: Any) -> None:
 
 def is_built_in(layer: Any) -> bool:
     """Whether Keras itself has the layer's class."""
-    return type(layer).__module__.partition(".")[0] == "keras"
+    return own_class(layer).__module__.partition(".")[0] == "keras"
 
 
 def sublayers(layer: Any) -> list[Any]:

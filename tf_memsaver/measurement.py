@@ -170,8 +170,7 @@ def custom_objects(model: Any, path: str) -> list[CustomObject]:
     They are the registered classes and functions, and the classes of the model's own parts. What the file says of
     modules is not read: whoever wrote a file would say what is imported.
     """
-    parts = keras_compat.parts_of(model)
-    classes = {getattr(type(part), "memsaver_base", type(part)) for part in parts}
+    classes = set(map(keras_compat.own_class, keras_compat.parts_of(model)))
     live = {keras.saving.get_registered_name(each): each for each in classes}
     live.update(keras.saving.get_custom_objects())
     with zipfile.ZipFile(path) as archive:

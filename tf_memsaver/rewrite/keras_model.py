@@ -27,6 +27,11 @@ from tf_memsaver.plan.types import Plan, Segment
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.rewrite.sublayers import SublayerSegments
 
+_TO_LOAD = (
+    "import keras, then tf_memsaver, before this is loaded. "
+    "To save a model that Keras loads alone: tf_memsaver.strip(model).save(...)"
+)
+
 
 @keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
 class OptimizedModel:
@@ -54,9 +59,16 @@ class OptimizedModel:
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
+        logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
         plain = keras.saving.serialize_keras_object(strip(self))
         plain.pop("compile_config", None)
-        return {"model": plain, "plan": self.memsaver_plan.to_json(), "inputs": inputs_to_json(self)}
+        # The first entry is for people: Keras puts what it cannot load into its message, from the start.
+        return {
+            "to_load": _TO_LOAD,
+            "model": plain,
+            "plan": self.memsaver_plan.to_json(),
+            "inputs": inputs_to_json(self),
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return keras_compat.unpickled_by_keras(super().__reduce__())  # type: ignore[arg-type]
@@ -193,7 +205,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
       UnsupportedModelError: the model's inputs are not known (see ``capture.signature``).
     """
     forward = _forward_of(model, plan)
-    base = base_class(model)
+    base = keras_compat.own_class(model)
     optimized = _same_model(model, _optimized_class(base))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
     object.__setattr__(optimized, "_memsaver", (plan, forward))
@@ -204,17 +216,12 @@ def strip(model: Any) -> Any:
     """Return the plain model, over the same layers and variables, of an optimized one; a plain model as it is."""
     if not is_optimized(model):
         return model
-    return _compiled_like(model, _same_model(model, base_class(model)))
+    return _compiled_like(model, _same_model(model, keras_compat.own_class(model)))
 
 
 def is_optimized(model: Any) -> bool:
     """Whether the model was made by ``make_optimized``."""
     return isinstance(model, OptimizedModel)
-
-
-def base_class(model: Any) -> type:
-    """Return the model's own class, without what ``make_optimized`` put on top."""
-    return getattr(type(model), "memsaver_base", type(model))
 
 
 def _plain_call(model: Any, inputs: Any, training: bool | None, mask: Any, **kwargs: Any) -> Any:
@@ -231,7 +238,8 @@ def _optimized_class(base: Any) -> type:
     """Return the dynamic subclass of ``base``: one for each class, so that types of equal models are equal."""
     if base not in _CLASSES:
         attributes = {
-            "__module__": base.__module__,
+            # Keras writes it into files, and imports what it finds there if it is Keras: it must not look for the base.
+            "__module__": "tf_memsaver",
             "__qualname__": base.__qualname__,
             "__new__": _new,
             "memsaver_base": base,
