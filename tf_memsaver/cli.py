@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 from rich.console import Console
 
+from tf_memsaver.backend import check_backend
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.report.progress import Progress
@@ -113,6 +114,7 @@ def _run(invocation: Invocation) -> int:
 
 
 def _call(invocation: Invocation) -> Result:
+    check_backend()
     with _quiet_start():
         from tf_memsaver.command.verbs import VERBS
     return VERBS[invocation.command](invocation.model, invocation.flags, Progress(Console(stderr=True)))

@@ -45,6 +45,11 @@ def inner_functional(model: Any) -> Functional | None:
     return None
 
 
+def has_no_call(model: Any) -> bool:
+    """Whether a model's class says nothing of how it is called, as where a ``train_step`` does all."""
+    return own_class(model).call is keras.Model.call  # type: ignore[attr-defined]
+
+
 def nodes_in_order(functional: Functional) -> list[Any]:
     """Return the nodes that ``Function._run_through_graph`` runs, in its order (``_nodes_by_depth``, deepest first)."""
     nodes: list[Any] = []

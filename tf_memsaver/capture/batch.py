@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.capture.signature import signature_of
-from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
+from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 
 
 def check_batch_size(batch_size: Any) -> int:
@@ -135,4 +135,15 @@ def training_loss(model: Any, x: Any, y: Any, outputs: Any) -> tf.Tensor:
         return model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
     terms = mean_squares(keras.tree.flatten(outputs))
     terms += [tf.cast(loss, tf.float32) for loss in model.losses]
+    if not terms:
+        raise no_gradient(model.name)
     return tf.add_n(terms)
+
+
+def no_gradient(name: str) -> UnsupportedModelError:
+    """Return the error for a model whose loss does not depend on its weights."""
+    return UnsupportedModelError(
+        f"no weight of '{name}' gets a gradient: what it returns does not depend on them in a way that can be "
+        f"differentiated (integers, such as those of argmax, cannot). Give it an output of floating-point numbers, "
+        f"such as the logits."
+    )

@@ -125,7 +125,11 @@ class _Traced(NamedTuple):
         def run(*flat: Any) -> list[Any]:
             return forward(function.calls.enter(flat), training=True)
 
-        return cls(function, run, tf.function(run, autograph=False))
+        def run_in_scope(*flat: Any) -> list[Any]:
+            with tf.name_scope(function.scope):
+                return run(*flat)
+
+        return cls(function, run, tf.function(run_in_scope, autograph=False))
 
 
 class _OpForward:
