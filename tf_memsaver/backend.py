@@ -29,9 +29,9 @@ def check_backend() -> None:
 
 def backend() -> str:
     """Return the backend that Keras has or, before it is imported, will have (its ``backend/config.py`` says which)."""
-    config: Any = getattr(sys.modules.get("keras"), "config", None)
-    if config is not None:
-        return str(config.backend())
+    loaded: Any = getattr(sys.modules.get("keras"), "backend", None)
+    if loaded is not None:
+        return str(loaded.backend())
     return os.environ.get("KERAS_BACKEND") or _configured()
 
 
