@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -37,6 +38,15 @@ def broken():
 
 def number():
     return 7
+
+def nothing_made():
+    pass
+
+def sized(width, depth=2):
+    pass
+
+def leaves():
+    raise SystemExit(0)
 """
 SMALL = ("cli_models:build", "--batch_size=8")
 
@@ -115,6 +125,10 @@ def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...]
         (("plan", "cli_models:nothing", "--batch_size=8"), "has no attribute 'nothing'"),
         (("plan", "cli_models:broken", "--batch_size=8"), "RuntimeError: no such thing"),
         (("plan", "cli_models:number", "--batch_size=8"), "gave a int, not a keras.Model"),
+        (("plan", "cli_models:nothing_made", "--batch_size=8"), "it returned None"),
+        (("plan", "cli_models:sized", "--batch_size=8"), "called without arguments, and needs width."),
+        (("plan", "cli_models:leaves", "--batch_size=8"), "it ended the program (sys.exit(0))"),
+        (("plan", "cli_models:keras", "--batch_size=8"), "it is a module, neither a function nor a keras.Model"),
         (("plan", *SMALL, "--input_shape=3,3,3"), "input_shape is only for names of keras.applications"),
         (("plan", "resnet50", "--batch_size=8", "--input_shape=big"), "input_shape[0] must be a whole number"),
         (("plan", *SMALL, "--optimizer=magic"), "optimizer='magic' is no optimizer that Keras can make"),
@@ -150,6 +164,51 @@ def test_a_plan_that_was_changed_by_hand_is_refused(run: Any) -> None:
     Path("plan.json").write_text(json.dumps(data))
     code, out, err = run("verify", *SMALL, "--plan=plan.json")
     assert code == 2 and not out and "store segment" in the_line(err)
+
+
+@pytest.mark.parametrize("ending", ["keras", "h5"])
+def test_a_damaged_model_file_is_called_so(run: Any, ending: str) -> None:
+    Path(f"cut.{ending}").write_bytes(b"PK\x03\x04 and no more")
+    code, out, err = run("plan", f"cut.{ending}", "--batch_size=8")
+    assert code == 2 and not out
+    assert f"'cut.{ending}' is damaged" in the_line(err) and "not found" not in err
+
+
+def test_a_loss_that_cannot_be_loaded_is_left_out(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Keras writes "mse" into .h5 files in a way that it cannot read."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="only")])
+    model.compile("adam", "mse")
+    model.train_on_batch(np.zeros((2, 8)), np.zeros((2, 4)))
+    model.save("compiled.h5")
+    code, out, _ = run("estimate", "compiled.h5", "--batch_size=8", "--format=json")
+    assert code == 0 and json.loads(out)["units"][0]["label"] == "only"
+    assert "taken as not compiled; --optimizer and --loss" in caplog.text
+
+
+def test_another_backend_is_one_line_and_2(tmp_path: Path) -> None:
+    """Where the backend is missing, the mere import of Keras fails."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    for settings in ({"KERAS_BACKEND": "jax"}, {"KERAS_BACKEND": "", "KERAS_HOME": str(tmp_path)}):
+        done = subprocess.run(
+            [sys.executable, "-m", "tf_memsaver", "estimate", "resnet50", "--batch_size=2"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": path, **settings},
+        )
+        assert done.returncode == 2 and not done.stdout
+        assert done.stderr.count("\n") == 1 and "'jax' backend" in done.stderr
+        assert "KERAS_BACKEND=tensorflow" in done.stderr
+    verb = "import tf_memsaver; from tf_memsaver import Plan, Problem; tf_memsaver.optimize"
+    done = subprocess.run(
+        [sys.executable, "-c", verb],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "KERAS_BACKEND": "jax"},
+    )
+    assert "UnsupportedModelError: Keras runs on its 'jax' backend" in done.stderr.splitlines()[-1]
 
 
 # What the commands do

@@ -14,6 +14,7 @@ ROOT = Path(tf_memsaver.__file__).parent
 
 # By the first part of a module's path below the package. What stands under no name here is an error of this table.
 FLOORS = {
+    "backend": 0,
     "errors": 0,
     "files": 0,
     "notices": 0,

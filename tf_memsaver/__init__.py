@@ -9,6 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tf_memsaver.backend import TENSORFLOW, backend, check_backend
 from tf_memsaver.errors import MemsaverError
 from tf_memsaver.plan.types import Plan, Segment, SegmentMode
 
@@ -57,11 +58,14 @@ _PLANNING = {"Problem": "tf_memsaver.plan.problem", "register_planner": "tf_mems
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PLANNING:
+        return getattr(importlib.import_module(_PLANNING[name]), name)
     if name in __all__:
-        return getattr(importlib.import_module(_PLANNING.get(name, "tf_memsaver.api")), name)
+        check_backend()
+        return getattr(importlib.import_module("tf_memsaver.api"), name)
     raise AttributeError(f"module 'tf_memsaver' has no attribute {name!r}")
 
 
-if "keras" in sys.modules:
+if "keras" in sys.modules and backend() == TENSORFLOW:
     # A script that has Keras already may load a saved optimized model before it uses a verb: register its class now.
     importlib.import_module("tf_memsaver.rewrite.keras_model")

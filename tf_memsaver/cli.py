@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 from rich.console import Console
 
+from tf_memsaver.backend import check_backend
 from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
@@ -117,6 +118,7 @@ def _run(invocation: Invocation) -> int:
 
 
 def _call(invocation: Invocation) -> Result:
+    check_backend()
     check_arguments(invocation.command, invocation.model, invocation.flags)
     with _quiet_start():
         from tf_memsaver.command.verbs import VERBS

@@ -219,7 +219,7 @@ def _named_in(value: Any) -> Sequence[Any]:
     return [value.func] if value.HasField("func") else value.list.func
 
 
-_SEGMENT = "MemsaverSegment-"
+SEGMENT = "MemsaverSegment-"
 
 
 def registered(gradient: Gradient, prefix: str = "MemsaverGradient-") -> str:
@@ -238,13 +238,13 @@ def registered_segment(gradient: Gradient) -> str:
     A SavedModel traces it as a ``tf.function``; AutoGraph would run the test of a ``while`` once more, in a scratch
     graph, and with it the segments inside a segment.
     """
-    return registered(tf.autograph.experimental.do_not_convert(gradient), _SEGMENT)
+    return registered(tf.autograph.experimental.do_not_convert(gradient), SEGMENT)
 
 
 def ends_segment(operation: Any) -> bool:
     """Whether an operation has a gradient function that ``registered_segment`` registered."""
     attribute = operation.node_def.attr.get(CUSTOM_GRADIENT)
-    return attribute is not None and attribute.s.decode().startswith(_SEGMENT)
+    return attribute is not None and attribute.s.decode().startswith(SEGMENT)
 
 
 def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool) -> None:

@@ -27,18 +27,27 @@ LayerHandler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any
 """Makes the call of a layer: see ``layer_calls_go_to``."""
 
 
+def own_class(layer: Any) -> type:
+    """Return the class of a layer, of an optimized model the one that it was made from (``memsaver_base``)."""
+    return getattr(type(layer), "memsaver_base", type(layer))
+
+
 def inner_functional(model: Any) -> Functional | None:
     """Return the Functional graph that ``model`` runs, or ``None`` when its ``call`` is its own code.
 
-    Uses ``Sequential._functional`` and compares the class's ``call`` with the two classes' own; a class made by
-    ``rewrite`` names the class that it was made from in ``memsaver_base``.
+    Uses ``Sequential._functional`` and compares the class's ``call`` with the two classes' own.
     """
-    call = getattr(type(model), "memsaver_base", type(model)).call
+    call = own_class(model).call  # type: ignore[attr-defined]
     if isinstance(model, keras.Sequential):
         return model._functional if call is keras.Sequential.call else None
     if isinstance(model, Functional):
         return model if call is Functional.call else None
     return None
+
+
+def has_no_call(model: Any) -> bool:
+    """Whether a model's class says nothing of how it is called, as where a ``train_step`` does all."""
+    return own_class(model).call is keras.Model.call  # type: ignore[attr-defined]
 
 
 def nodes_in_order(functional: Functional) -> list[Any]:
@@ -360,7 +369,7 @@ def share_sequential(source: Any, target: Any) -> None:
 
 def is_built_in(layer: Any) -> bool:
     """Whether Keras itself has the layer's class."""
-    return type(layer).__module__.partition(".")[0] == "keras"
+    return own_class(layer).__module__.partition(".")[0] == "keras"
 
 
 def sublayers(layer: Any) -> list[Any]:
@@ -451,3 +460,16 @@ def serialize_class_as(cls: type, registered: type) -> None:
     from keras.src.saving import object_registration
 
     object_registration.GLOBAL_CUSTOM_NAMES[cls] = object_registration.get_registered_name(registered)
+
+
+def loads_in_safe_mode() -> bool:
+    """Whether Keras refuses Python code in files, as it does unless it was told otherwise (``in_safe_mode``)."""
+    from keras.src.saving import serialization_lib
+
+    return serialization_lib.in_safe_mode() is not False
+
+
+def parts_of(model: Any) -> list[Any]:
+    """Return the objects that a saved model is made of: layers, and of a compiled one what ``compile`` was given."""
+    compiled = compile_arguments(model) if getattr(model, "compiled", False) else None
+    return [*model._flatten_layers(), *keras.tree.flatten(compiled or {})]

@@ -15,11 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from tf_memsaver import keras_compat
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.signature import inputs_to_json
 from tf_memsaver.errors import MeasurementError
@@ -78,7 +82,8 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
       mode: ``"eager"``, ``"graph"`` (tf.function) or ``"xla"`` (tf.function with jit_compile).
       steps: how many steps to time after the warm-up.
       isolate: measure in a fresh process (the model travels as a ``.keras`` file). ``False`` measures here, where
-        buffers of other work may be counted; custom classes that are defined in ``__main__`` need it.
+        buffers of other work may be counted. Classes and functions of your own that are defined in ``__main__`` or
+        inside a function need it, and so do ``Lambda`` layers: the process loads the file in Keras's safe mode.
 
     Raises:
       InvalidRequestError: an argument has no meaning.
@@ -103,15 +108,22 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
                 f"model '{model.name}' cannot be saved for a process of its own ({batch.first_line(error)}). "
                 f"Pass isolate=False to measure it here, or give its custom objects a get_config()."
             ) from error
-        job = {"model": path, "inputs": inputs_to_json(model), "batch_size": batch_size, "mode": mode, "steps": steps}
+        job = {
+            "model": path,
+            "inputs": inputs_to_json(model),
+            "batch_size": batch_size,
+            "mode": mode,
+            "steps": steps,
+            "safe_mode": keras_compat.loads_in_safe_mode(),
+            "custom_objects": [dataclasses.asdict(each) for each in custom_objects(model, path)],
+        }
         result = os.path.join(folder, "result.json")
         done = subprocess.run(
-            [sys.executable, "-m", "tf_memsaver.measurement_worker", json.dumps(job), result],
+            [*_worker_command(), json.dumps(job), result, *(p for p in sys.path if isinstance(p, str))],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         if done.returncode:
             tail = " | ".join(done.stderr.strip().splitlines()[-3:])
@@ -119,10 +131,70 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
                 f"the measuring process ended with code {done.returncode}: {tail}. A negative code means that the "
                 f"system killed it, mostly for memory. If a custom class could not be found there, define it in an "
                 f"importable module and register it with keras.saving.register_keras_serializable, or pass "
-                f"isolate=False."
+                f"isolate=False (which a Lambda layer needs, too)."
             )
         with open(result, encoding="utf-8") as file:
             return Measurement(**json.load(file))
+
+
+def _worker_command() -> list[str]:
+    """Return the start of the worker's command line: its arguments are the job, the result's path, and ``sys.path``.
+
+    The worker searches the folders that this process does, in the same order, from its first import on: ``python -m``
+    would put the working folder in front.
+    """
+    start = "import sys; job, result, *sys.path = sys.argv[1:]"
+    run = "from tf_memsaver.measurement_worker import main; main(job, result)"
+    return [sys.executable, *(["-I"] if sys.flags.isolated else []), "-c", f"{start}; {run}"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomObject:
+    """A class or function that a saved model needs: what Keras knows it by, and where Python finds it."""
+
+    registered_name: str
+    module: str
+    qualified_name: str
+    folder: str | None
+
+    @classmethod
+    def of(cls, registered_name: str, found: Any) -> CustomObject:
+        """Describe a class or function of this process; ``folder`` is where its module's package was found."""
+        top = sys.modules.get(found.__module__.partition(".")[0])
+        place = next(iter(getattr(top, "__path__", ())), None) or getattr(top, "__file__", None)
+        folder = None if place is None else os.path.dirname(os.path.abspath(place))
+        return cls(
+            registered_name=registered_name,
+            module=found.__module__,
+            qualified_name=found.__qualname__,
+            folder=folder,
+        )
+
+
+def custom_objects(model: Any, path: str) -> list[CustomObject]:
+    """Return what this process has for the names in the ``.keras`` file at ``path``, which ``model`` was saved to.
+
+    They are the registered classes and functions, and the classes of the model's own parts. What the file says of
+    modules is not read: whoever wrote a file would say what is imported.
+    """
+    classes = set(map(keras_compat.own_class, keras_compat.parts_of(model)))
+    live = {keras.saving.get_registered_name(each): each for each in classes}
+    live.update(keras.saving.get_custom_objects())
+    with zipfile.ZipFile(path) as archive:
+        names = set(_texts(json.loads(archive.read("config.json"))))
+    return [
+        CustomObject.of(name, found)
+        for name, found in sorted(live.items(), key=lambda item: item[0])
+        if name in names and hasattr(found, "__qualname__") and found.__module__.partition(".")[0] != "keras"
+    ]
+
+
+def _texts(item: Any) -> Iterator[str]:
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, (dict, list)):
+        for each in item.values() if isinstance(item, dict) else item:
+            yield from _texts(each)
 
 
 def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:

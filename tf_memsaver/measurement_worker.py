@@ -1,56 +1,59 @@
 """The process that ``measure`` starts: load the model, measure it here, write the figures.
 
-Run as ``python -m tf_memsaver.measurement_worker JOB RESULT``, with the job as JSON and the result as a path.
+The file is loaded in Keras's safe mode, with the classes and functions that the caller names: they were loaded in the
+caller's process. Nothing that a file names is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import importlib
 import json
 import sys
-import zipfile
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import keras
+
+from tf_memsaver.capture.signature import note_inputs_of_json
+from tf_memsaver.measurement import measure
+from tf_memsaver.rewrite import keras_model  # noqa: F401  (registers the class that optimized models are saved as)
 
 
 def main(job_text: str, result_path: str) -> None:
-    """Measure the model that the job names, and write the measurement's fields to ``result_path``."""
-    import dataclasses
-
-    import keras
-
-    from tf_memsaver.capture.signature import note_inputs_of_json
-    from tf_memsaver.measurement import measure
-    from tf_memsaver.rewrite import keras_model  # noqa: F401  (registers the class that optimized models are saved as)
-
+    """Measure the model that the job, in JSON, names, and write the measurement's fields to ``result_path``."""
     job = json.loads(job_text)
-    import_custom_modules(job["model"])
-    model = keras.saving.load_model(job["model"], safe_mode=False)
+    if not job["safe_mode"]:
+        keras.config.enable_unsafe_deserialization()
+    model = keras.saving.load_model(job["model"], custom_objects=found_again(job["custom_objects"]))
     note_inputs_of_json(model, job["inputs"])
     measured = measure(model, batch_size=job["batch_size"], mode=job["mode"], steps=job["steps"], isolate=False)
     with open(result_path, "w", encoding="utf-8") as file:
         json.dump(dataclasses.asdict(measured), file)
 
 
-def import_custom_modules(path: str) -> None:
-    """Import the modules that a ``.keras`` file's classes come from, so that they register themselves.
+def found_again(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the classes and functions that ``measurement.CustomObject``s describe, by their registered names.
 
-    A module that cannot be imported is left out: if its class was needed, loading says so by name.
+    One that cannot be found is left out: if it was needed, loading says so by name.
     """
-    with zipfile.ZipFile(path) as archive:
-        stack: list[Any] = [json.loads(archive.read("config.json"))]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            module = item.get("module")
-            if isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins", "__main__"):
-                try:
-                    importlib.import_module(module)
-                except ImportError:
-                    continue
-            stack.extend(item.values())
-        elif isinstance(item, list):
-            stack.extend(item)
+    found = {}
+    with _searched_first([each["folder"] for each in described if each["folder"] is not None]):
+        for each in described:
+            with contextlib.suppress(ImportError, AttributeError):
+                module = importlib.import_module(each["module"])
+                found[each["registered_name"]] = functools.reduce(getattr, each["qualified_name"].split("."), module)
+    return found
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+@contextlib.contextmanager
+def _searched_first(folders: Sequence[str]) -> Iterator[None]:
+    """Look in ``folders`` first while this is open: another package may have the name of one of the caller's."""
+    before = sys.path[:]
+    sys.path[:0] = dict.fromkeys(folders)
+    try:
+        yield
+    finally:
+        sys.path[:] = before

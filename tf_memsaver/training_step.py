@@ -82,8 +82,10 @@ class TrainingStep:
             scaled = loss if self._optimizer is None else self._optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in self.weights])
         if self._optimizer is not None:
-            pairs = zip(gradients, self.weights, strict=True)
-            self._optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
+            pairs = [(g, v) for g, v in zip(gradients, self.weights, strict=True) if g is not None]
+            if not pairs:
+                raise batch.no_gradient(self._model.name)
+            self._optimizer.apply_gradients(pairs)
         return loss, gradients if self._returned else []
 
     def trace(self, x: Any, y: Any) -> None:

@@ -15,6 +15,7 @@ from tf_memsaver.capture.batch import synthetic_batch
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.measurement import measure
 
 
 @pytest.mark.parametrize(
@@ -192,3 +193,16 @@ def test_hundreds_of_layers() -> None:
     model = models.chain(width=16, depth=300)
     graph = capture_graph(model, batch_size=64)
     assert len(graph.units) == 301 and len(graph.cuts) == 300
+
+
+@pytest.mark.parametrize("granularity", ["layer", "op"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_integers_have_no_gradient(granularity: str, compiled: bool) -> None:
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.ops.argmax(layers.Dense(4)(inputs), axis=-1), name="classes")
+    if compiled:
+        model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedModelError, match="no weight of 'classes' gets a gradient"):
+        capture_graph(model, batch_size=4, granularity=granularity)
+    with pytest.raises(UnsupportedModelError, match="no weight of 'classes' gets a gradient"):
+        measure(model, batch_size=4, isolate=False)

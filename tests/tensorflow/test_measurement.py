@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +13,7 @@ from keras import layers
 import tf_memsaver
 from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_by_hand
+from tf_memsaver.command.model_source import load_model
 from tf_memsaver.errors import InvalidRequestError, MeasurementError, UnsupportedModelError
 from tf_memsaver.measurement import Measurement
 
@@ -106,3 +109,67 @@ def test_arguments_without_meaning(options: dict[str, Any]) -> None:
 def test_something_that_is_no_model() -> None:
     with pytest.raises(UnsupportedModelError, match=r"keras\.Model"):
         tf_memsaver.measure(lambda x: x, batch_size=4)
+
+
+# What the process of its own may import
+
+
+@models.register
+class Noted(layers.Layer):
+    """Keeps plain data that looks like what Keras writes of a class."""
+
+    def __init__(self, note: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.note = note
+
+    def call(self, x: Any) -> Any:
+        return x
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "note": self.note}
+
+
+def _leaves_a_trace(path: Path) -> Path:
+    """Write a module that leaves a trace when it runs; return the trace."""
+    trace = path.with_suffix(".ran")
+    path.write_text(f"open({str(trace)!r}, 'w').close()\n")
+    return trace
+
+
+def test_nothing_that_a_file_names_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = _leaves_a_trace(tmp_path / "named_by_a_file.py")
+    inputs = keras.Input((8,))
+    note = {"module": "named_by_a_file", "registered_name": "named_by_a_file>Layer"}
+    keras.Model(inputs, layers.Dense(1)(Noted(note)(inputs))).save(tmp_path / "model.keras")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = keras.saving.load_model("model.keras")
+    assert tf_memsaver.measure(model, batch_size=8, steps=1).steps == 1
+    assert not trace.exists()
+
+
+def test_modules_in_the_working_folder_are_not_taken_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = [_leaves_a_trace(tmp_path / f"{name}.py") for name in ("random", "keras", "tensorflow")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    assert tf_memsaver.measure(models.chain(), batch_size=8, steps=1).steps == 1
+    # A model from a module that lies there is found again, and nothing else.
+    Path("json_models.py").write_text(
+        "import keras\n\n"
+        "class NotRegistered(keras.layers.Dense):\n    pass\n\n"
+        "def build():\n    return keras.Sequential([keras.Input((8,)), NotRegistered(4)])\n"
+    )
+    model = load_model("json_models:build")
+    assert tf_memsaver.measure(model, batch_size=8, steps=1).steps == 1
+    assert not any(trace.exists() for trace in traces)
+
+
+def test_python_code_in_a_file_is_refused_unless_keras_was_told_otherwise() -> None:
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(1)(layers.Lambda(lambda x: 2 * x)(inputs)))
+    with pytest.raises(MeasurementError, match="enable_unsafe_deserialization"):
+        tf_memsaver.measure(model, batch_size=8, steps=1)
+    keras.config.enable_unsafe_deserialization()
+    assert tf_memsaver.measure(model, batch_size=8, steps=1).steps == 1

@@ -609,6 +609,48 @@ def test_a_keras_file_trains_identically_in_a_fresh_process(tmp_path: Path) -> N
             assert out[f"arr_{place}"].tobytes() == variable.numpy().tobytes(), variable.path
 
 
+@pytest.mark.parametrize("granularity", ["layer", "op"])
+def test_names_may_begin_with_an_underscore(granularity: str) -> None:
+    x = inner = keras.Input((8,))
+    for number in range(3):
+        x = layers.Dense(8, activation="gelu", name=f"_inner{number}")(x)
+    block = keras.Model(inner, x, name="_block")
+    x = inputs = keras.Input((8,))
+    for number in range(3):
+        x = layers.Dense(8, activation="tanh", name=f"_layer{number}")(block(x))
+    model = keras.Model(inputs, layers.Dense(2, name="_head")(x), name="net")
+    optimized = optimized_between_cuts(model, granularity=granularity)
+    assert tf_memsaver.optimize(model, batch_size=64, granularity=granularity).memsaver_plan.labels
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+    tf_memsaver.measure(optimized, batch_size=4, mode="eager", steps=1, isolate=False)
+
+
+@pytest.mark.parametrize("build", [models.residual_net, models.chain], ids=["functional", "other"])
+def test_a_keras_file_that_is_loaded_without_tf_memsaver_says_what_to_do(build: Any, tmp_path: Path) -> None:
+    optimized = optimized_between_cuts(build())
+    optimized.save(tmp_path / "model.keras")
+    tf_memsaver.strip(optimized).save(tmp_path / "plain.keras")
+    load = """
+        import sys
+        import keras
+        keras.models.load_model(sys.argv[1])
+        assert "tf_memsaver" not in sys.modules
+        keras.models.load_model(sys.argv[2])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(load), *(tmp_path / name for name in ("plain.keras", "model.keras"))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    assert done.returncode == 1
+    # Keras goes on with all of the model's description.
+    message = done.stderr.strip().splitlines()[-1][:700]
+    assert "Could not locate class" in message and "import keras, then tf_memsaver" in message
+    assert "tf_memsaver.strip" in message
+
+
 MIRRORED = """
     import numpy as np
     import tensorflow as tf

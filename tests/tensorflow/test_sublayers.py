@@ -235,3 +235,78 @@ def test_what_is_refused() -> None:
     plan = tf_memsaver.search_plan(classifier(), batch_size=4)
     with pytest.raises(PlanMismatchError):
         tf_memsaver.apply_plan(blocks(), plan)
+
+
+def network(name: str, width: int = 8) -> Any:
+    return keras.Sequential(
+        [keras.Input((width,)), *(layers.Dense(width, activation="tanh") for _ in range(6))], name=name
+    )
+
+
+class TrainStepAlone(keras.Model):
+    """Two networks that only a ``train_step`` brings together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = network("encoder"), network("decoder")
+
+    def train_step(self, x: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.decoder(self.encoder(x, training=True), training=True) - x))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("inputs", [None, tf.TensorSpec((None, 8))], ids=["untold", "told"])
+def test_a_model_without_a_call_names_the_networks_inside(inputs: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"has no call\(\).*self\.encoder = .*self\.decoder"):
+        tf_memsaver.optimize(TrainStepAlone(), batch_size=4, inputs=inputs)
+    losses = []
+    for optimize in (False, True):
+        keras.utils.set_random_seed(0)
+        model = TrainStepAlone()
+        if optimize:
+            model.encoder = tf_memsaver.optimize(model.encoder, batch_size=4096, strategy="min_peak")
+            model.decoder = tf_memsaver.optimize(model.decoder, batch_size=4096, strategy="min_peak")
+            assert model.encoder.memsaver_plan.recomputed and model.decoder.memsaver_plan.recomputed
+        model.compile("adam", jit_compile=False)
+        x = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+        losses.append(model.fit(x, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"])
+    assert losses[0] == losses[1]
+
+
+class Wrapper(keras.Model):
+    """A head on a whole network, or nothing but the network."""
+
+    def __init__(self, has_head: bool) -> None:
+        super().__init__()
+        self.base, self.head = network("base", 256), layers.Dense(2) if has_head else None
+
+    def build(self, shape: Any) -> None:
+        if self.head is not None:
+            self.head.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.base(x) if self.head is None else self.head(self.base(x))
+
+
+def test_a_network_inside_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    spec, advice = tf.TensorSpec((None, 256)), "self.base = tf_memsaver.optimize(self.base, batch_size=...)"
+    tf_memsaver.optimize(Wrapper(has_head=True), batch_size=64, inputs=spec)
+    assert advice in caplog.text
+    model = Wrapper(has_head=True)
+    model.base = tf_memsaver.optimize(model.base, batch_size=4096, strategy="min_peak")
+    assert model.base.memsaver_plan.recomputed
+    for granularity in ("layer", "op"):
+        with pytest.raises(UnsupportedModelError, match=r"'base' inside of model '.*' has a plan already"):
+            tf_memsaver.estimate(model, batch_size=64, granularity=granularity, inputs=spec)
+
+
+def test_a_network_whose_result_is_handed_on_is_named() -> None:
+    class Softmax(Wrapper):
+        def __init__(self) -> None:
+            super().__init__(has_head=False)
+            self.base.add(layers.Dense(2, activation="softmax"))
+
+    with pytest.raises(UnsupportedModelError, match=r"self\.base = tf_memsaver\.optimize\(self\.base"):
+        tf_memsaver.optimize(Softmax(), batch_size=64, inputs=tf.TensorSpec((None, 256)))

@@ -14,7 +14,7 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture.kept_objects import KeptObjects
 from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.capture.signature import signature_of
-from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
+from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 
 
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
@@ -127,6 +127,8 @@ def training_loss(model: Any, x: Any, y: Any, outputs: Any, *, stand_in: bool = 
         return model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
     terms = mean_squares(keras.tree.flatten(outputs))
     terms += [tf.cast(loss, tf.float32) for loss in model.losses]
+    if not terms:
+        raise no_gradient(model.name)
     return tf.add_n(terms)
 
 
@@ -205,3 +207,12 @@ def _output_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
 
 def _with_batch(shape: Sequence[int | None], batch_size: int) -> tuple[int | None, ...]:
     return tuple(batch_size if place == 0 else dim for place, dim in enumerate(shape))
+
+
+def no_gradient(name: str) -> UnsupportedModelError:
+    """Return the error for a model whose loss does not depend on its weights."""
+    return UnsupportedModelError(
+        f"no weight of '{name}' gets a gradient: what it returns does not depend on them in a way that can be "
+        f"differentiated (integers, such as those of argmax, cannot). Give it an output of floating-point numbers, "
+        f"such as the logits."
+    )

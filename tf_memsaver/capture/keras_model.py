@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 from absl import logging
 
@@ -64,8 +65,15 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", pr
         )
         source.optimizer = None
         graph = traced_graph(source, batch_size, profile=profile)
-    if isinstance(source, KerasSublayerStep) and all(unit.pinned for unit in graph.units):
-        raise _nothing_to_replay(model, graph)
+    if isinstance(source, KerasSublayerStep):
+        if all(unit.pinned for unit in graph.units):
+            raise _nothing_to_replay(model, graph, source.nested)
+        if source.nested:
+            logging.warning(
+                "model '%s' calls a whole network, which a plan for the model replays as one or not at all. %s",
+                model.name,
+                _by_itself(model, source.nested),
+            )
     slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
     _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity)] = slim
     return graph
@@ -91,12 +99,34 @@ def _how(model: Any, batch_size: int, granularity: str) -> Any:
 
 
 def _source(model: Any, batch_size: int, granularity: str) -> KerasStep:
-    if granularity == "op":
-        return KerasOpStep(model, batch_size)
-    return (KerasSublayerStep if runs_as_python(model) else KerasStep)(model, batch_size)
+    if granularity == "layer" and not runs_as_python(model):
+        return KerasStep(model, batch_size)
+    for layer in model._flatten_layers(include_self=False):
+        if keras_compat.own_class(layer) is not type(layer):
+            raise UnsupportedModelError(
+                f"'{layer.name}' inside of model '{model.name}' has a plan already, and trains by it. Call the model "
+                f"as it is, or put the plain network back in its place first: tf_memsaver.strip(network)."
+            )
+    return (KerasOpStep if granularity == "op" else KerasSublayerStep)(model, batch_size)
 
 
-def _nothing_to_replay(model: Any, graph: Graph) -> UnsupportedModelError:
+def _by_itself(model: Any, nested: Mapping[str, Any]) -> str:
+    """Return the advice to optimize networks inside a model instead of it."""
+    names = {id(value): f"self.{name}" for name, value in vars(model).items() if isinstance(value, keras.Model)}
+    found = [names.get(id(network), f"network '{path}'") for path, network in nested.items()]
+    target = found[0] if found[0] in names.values() else "network"
+    return (
+        f"Optimize {' and '.join(found)} by itself, where the model makes it: "
+        f"{target} = tf_memsaver.optimize({target}, batch_size=...)"
+    )
+
+
+def _nothing_to_replay(model: Any, graph: Graph, nested: Mapping[str, Any]) -> UnsupportedModelError:
+    if nested:
+        return UnsupportedModelError(
+            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and hands on what it gets to a "
+            f"whole network. {_by_itself(model, nested)}."
+        )
     layers = [unit for unit in graph.units if unit.kind != "Python"]
     found = "".join(f" Layer '{unit.label}' {unit.pinned}." for unit in layers[:3])
     return UnsupportedModelError(
@@ -250,4 +280,6 @@ class KerasSublayerStep(KerasOpStep):
     """The same step, with sublayers that the model's own call calls for units."""
 
     def _traced(self) -> ModelFunction:
-        return SublayerCalls(self._model)
+        traced = SublayerCalls(self._model)
+        self.nested = traced.nested
+        return traced

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver import keras_compat
+from tf_memsaver.backend import check_backend
 from tf_memsaver.capture.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.units import shown
@@ -48,16 +49,29 @@ def check_model(model: Any) -> None:
             f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
             f"are not supported here; build the model with Keras 3."
         )
-    if keras.backend.backend() != "tensorflow":
-        raise UnsupportedModelError(
-            f"Keras runs on its '{keras.backend.backend()}' backend; tf_memsaver needs TensorFlow. "
-            f"Set KERAS_BACKEND=tensorflow before keras is imported."
-        )
+    check_backend()
+    if keras_compat.has_no_call(model):
+        raise _without_a_call(model)
     if isinstance(model, keras.Sequential) and keras_compat.inner_functional(model) is None:
         raise UnsupportedModelError(
             f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
             f"model.build((None, ...)) with the input shape."
         )
+
+
+def _without_a_call(model: Any) -> UnsupportedModelError:
+    networks = [name for name, value in vars(model).items() if isinstance(value, keras.Model)]
+    advice = (
+        "Put the networks that train_step() trains into models (keras.Sequential, or keras.Model with a call())"
+        if not networks
+        else f"Optimize the networks inside it one by one, where it makes them: "
+        f"self.{networks[0]} = tf_memsaver.optimize(self.{networks[0]}, batch_size=...)"
+    )
+    others = f"; likewise {', '.join(f'self.{name}' for name in networks[1:])}" if networks[1:] else ""
+    return UnsupportedModelError(
+        f"model '{model.name}' ({type(model).__name__}) has no call(), so that there is no forward pass to cut. "
+        f"{advice}{others}."
+    )
 
 
 def signature_of(model: Any) -> Signature:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_memsaver.capture.batch import no_gradient
 from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
@@ -161,8 +162,10 @@ class _Tracer:
         self._needs_gradient = [False] * self._sequence.slot_count
 
     def run(self) -> None:
-        entry = self._enter()
-        tapes = self._forward()
+        # A scope stands for the model's: below it the names of layers may begin as they do not at the root.
+        with tf.name_scope("model"):
+            entry = self._enter()
+            tapes = self._forward()
         loss_tape, sources, scaled = self._loss()
         self._mark(Phase.FORWARD, None)
         self._backward_of(loss_tape, [scaled], [tf.ones_like(scaled)], sources, None)
@@ -172,6 +175,8 @@ class _Tracer:
             self._backward_of(tape, outputs, [self._take(t) for t in outputs], inputs, unit)
             self._backward_of_weights(entry, [self._slots[slot] for slot in weights.get(unit, ())], unit)
         gradients = self._sum_weight_gradients()
+        if not gradients:
+            raise no_gradient(self._source.name)
         self._mark(Phase.BACKWARD, None)
         self._update(gradients)
         self._mark(Phase.UPDATE, None)

@@ -124,6 +124,7 @@ class Section:
 class SublayerCalls(ModelFunction):
     """The training call of a model as sections; ``outputs`` are the structures that those of layers return, by label.
 
+    ``nested`` are those layers that are whole networks: Functional and Sequential models, which can be optimized alone.
     Its operations are only planned with: training runs the model's Python code.
     """
 
@@ -134,6 +135,7 @@ class SublayerCalls(ModelFunction):
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
         self.outputs: dict[str, Any] = {}
+        self.nested: dict[str, Any] = {}
         super().__init__(model)
         del self._root, self._graph
 
@@ -168,10 +170,19 @@ class SublayerCalls(ModelFunction):
                 continue
             layer = layers[place // 2]
             self.outputs[layer.path] = keras.tree.map_structure(lambda _: None, layer.outputs, none_is_leaf=False)
+            if _is_network(layer.layer):
+                self.nested[layer.path] = layer.layer
             pinned = _reason(layer, group, resident, slots)
             kind = type(layer.layer).__name__
             sections.append(Section(label=layer.path, kind=kind, group=group, pinned=pinned))
         return tuple(sections)
+
+
+def _is_network(layer: Any) -> bool:
+    """Whether a layer is a network that can be optimized by itself, and is not."""
+    is_plain = keras_compat.own_class(layer) is type(layer)
+    functional = keras_compat.inner_functional(layer) if isinstance(layer, keras.Model) and is_plain else None
+    return functional is not None and len(keras_compat.nodes_in_order(functional)) > 2
 
 
 class _Recorder:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import h5py
 import keras
 from absl import logging
 
@@ -46,24 +50,79 @@ def load_model(
 
 
 def _from_file(path: str) -> keras.Model:
+    is_whole = zipfile.is_zipfile if path.lower().endswith(".keras") else h5py.is_hdf5
+    if not is_whole(path):
+        raise InvalidRequestError(
+            f"the model file '{path}' is damaged, not whole, or of another format than its name says. Save or copy it "
+            f"again."
+        )
     # An optimized model is loaded through the classes that are registered here.
     importlib.import_module("tf_memsaver.api")
-    return _called(f"load '{path}'", lambda: keras.models.load_model(path))
+    what = f"load '{path}'"
+    try:
+        return _called(what, lambda: keras.models.load_model(path))
+    except InvalidRequestError as error:
+        with contextlib.suppress(InvalidRequestError):
+            model = _called(what, lambda: keras.models.load_model(path, compile=False))
+            logging.warning(
+                "'%s' was compiled with something that cannot be loaded, and is taken as not compiled; --optimizer "
+                "and --loss compile it (%s)",
+                path,
+                error,
+            )
+            return model
+        raise
 
 
 def _from_function(source: str) -> keras.Model:
     module_name, _, attribute = source.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
     def build() -> Any:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        return found if isinstance(found, keras.Model) else found()
+        with _working_folder_first():
+            found: Any = importlib.import_module(module_name)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+            if isinstance(found, keras.Model):
+                return found
+            _check_needs_nothing(found)
+            return found()
 
     return _called(f"make a model from '{source}'", build)
+
+
+def _check_needs_nothing(found: Any) -> None:
+    if not callable(found):
+        raise TypeError(f"it is a {type(found).__name__}, neither a function nor a keras.Model")
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):
+        return  # some classes do not say
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
+    if needed:
+        raise TypeError(
+            f"it is called without arguments, and needs {', '.join(needed)}. Give them default values, or name a "
+            f"function that needs none"
+        )
+
+
+@contextlib.contextmanager
+def _working_folder_first() -> Iterator[None]:
+    """Find modules in the working folder before all others, and afterwards behind them.
+
+    Whatever else lies there, such as a ``random.py``, must not be taken for a module of that name later on.
+    """
+    here = os.getcwd()
+    if here in sys.path:
+        yield
+        return
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)
+        sys.path.append(here)
 
 
 def _from_applications(source: str, input_shape: Sequence[int] | None) -> keras.Model:
@@ -77,9 +136,15 @@ def _called(what: str, build: Callable[[], Any]) -> keras.Model:
     """Run somebody else's code; whatever it raises is bad input, not a fault of ours."""
     try:
         model = build()
+    except SystemExit as error:
+        raise InvalidRequestError(
+            f"cannot {what}: it ended the program (sys.exit({'' if error.code is None else repr(error.code)}))."
+        ) from error
     except Exception as error:
         logging.debug("cannot %s", what, exc_info=True)
         raise InvalidRequestError(f"cannot {what}: {type(error).__name__}: {error}") from error
+    if model is None:
+        raise InvalidRequestError(f"cannot {what}: it returned None. It must return a keras.Model.")
     if not isinstance(model, keras.Model):
         raise InvalidRequestError(f"cannot {what}: it gave a {type(model).__name__}, not a keras.Model.")
     return model

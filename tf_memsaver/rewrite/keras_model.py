@@ -36,6 +36,11 @@ from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.rewrite.sublayers import SublayerSegments
 
+_TO_LOAD = (
+    "import keras, then tf_memsaver, before this is loaded. "
+    "To save a model that Keras loads alone: tf_memsaver.strip(model).save(...)"
+)
+
 
 @keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
 class OptimizedModel:
@@ -54,9 +59,16 @@ class OptimizedModel:
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
+        logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
         plain = keras.saving.serialize_keras_object(strip(self))
         plain.pop("compile_config", None)
-        return {"model": plain, "plan": self.memsaver_plan.to_json(), "inputs": inputs_to_json(self)}
+        # The first entry is for people: Keras puts what it cannot load into its message, from the start.
+        return {
+            "to_load": _TO_LOAD,
+            "model": plain,
+            "plan": self.memsaver_plan.to_json(),
+            "inputs": inputs_to_json(self),
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return keras_compat.unpickled_by_keras(super().__reduce__())  # type: ignore[arg-type]
@@ -115,7 +127,11 @@ class _Traced(NamedTuple):
         def run(*flat: Any) -> list[Any]:
             return forward(function.calls.enter(flat), training=function.arguments.get("training"))
 
-        return cls(function, run, tf.function(run, autograph=False))
+        def run_in_scope(*flat: Any) -> list[Any]:
+            with tf.name_scope(function.scope):
+                return run(*flat)
+
+        return cls(function, run, tf.function(run_in_scope, autograph=False))
 
 
 class _OpForward:
@@ -249,7 +265,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
     if not isinstance(plan, Plan):
         raise refused("plan", "a Plan (Plan.load reads one from a file)", plan)
     optimized = make_uncertified(model, plan)
-    certify(model, plan, lambda: _same_model(model, base_class(model)))
+    certify(model, plan, lambda: _same_model(model, keras_compat.own_class(model)))
     return optimized
 
 
@@ -257,7 +273,7 @@ def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
     check_model(model)
     forward = _forward_of(model, plan)
-    base = base_class(model)
+    base = keras_compat.own_class(model)
     optimized = _same_model(model, _optimized_class(base))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
     object.__setattr__(optimized, "_memsaver", (plan, forward))
@@ -268,17 +284,12 @@ def strip(model: Any) -> Any:
     """Return the plain model, over the same layers and variables, of an optimized one; a plain model as it is."""
     if not is_optimized(model):
         return model
-    return _compiled_like(model, _same_model(model, base_class(model)))
+    return _compiled_like(model, _same_model(model, keras_compat.own_class(model)))
 
 
 def is_optimized(model: Any) -> bool:
     """Whether the model was made by ``make_optimized``."""
     return isinstance(model, OptimizedModel)
-
-
-def base_class(model: Any) -> type:
-    """Return the model's own class, without what ``make_optimized`` put on top."""
-    return getattr(type(model), "memsaver_base", type(model))
 
 
 def _plain_call(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -333,7 +344,8 @@ def _optimized_class(base: Any) -> type:
     """Return the dynamic subclass of ``base``: one for each class, so that types of equal models are equal."""
     if base not in _CLASSES:
         attributes = {
-            "__module__": base.__module__,
+            # Keras writes it into files, and imports what it finds there if it is Keras: it must not look for the base.
+            "__module__": "tf_memsaver",
             "__qualname__": base.__qualname__,
             "__new__": _new,
             "call": _call_of(base),

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.function_calls import FunctionCalls
+from tf_memsaver.emission import SEGMENT
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, OutputExistsError, UnsupportedModelError
 from tf_memsaver.files import PLANS_FILE
 from tf_memsaver.plan.types import Plan
@@ -101,10 +102,20 @@ def _load(source: str) -> Any:
     if not os.path.isdir(source) or not tf.saved_model.contains_saved_model(source):
         raise InvalidRequestError(f"'{source}' is no SavedModel: it has no saved_model.pb")
     try:
+        if SEGMENT.encode() in Path(source, "saved_model.pb").read_bytes():
+            raise InvalidRequestError(
+                f"the SavedModel '{source}' has a plan already: tf_memsaver has written it. Rewrite the SavedModel (or "
+                f"optimize the Keras model) that it was made from."
+            )
         return tf.saved_model.load(source)
-    except (OSError, ValueError, KeyError, TypeError, tf.errors.OpError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidRequestError(f"the SavedModel '{source}' cannot be loaded: {reason}") from error
+    except MemsaverError:
+        raise
+    except Exception as error:  # TensorFlow has no family of errors for files that are damaged.
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InvalidRequestError(
+            f"the SavedModel '{source}' cannot be loaded: {reason}. It may be damaged or not whole: save or copy it "
+            f"again."
+        ) from error
 
 
 def _endpoints(root: Any, functions: Sequence[str]) -> Iterator[Endpoint]:
