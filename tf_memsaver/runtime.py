@@ -325,7 +325,7 @@ def _replay(
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
     _free_constants(added)
-    witness = replay_witness(added[: end - start], added, outputs, found, gates)
+    witness = replay_witness(added[: end - start], added, [outputs[place] for place in arrived], found, gates)
     together = iter(_together(found, None if witness is None else gates.gate([witness])))
     return [None if gradient is None else next(together) for gradient in gradients]
 
