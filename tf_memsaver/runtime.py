@@ -327,8 +327,24 @@ def _replay(
     added = gate.graph.get_operations()[start:]
     _free_constants(added)
     witness = replay_witness(added[: end - start], added, [outputs[place] for place in arrived], found, gates)
-    together = iter(_together(found, None if witness is None else gates.gate([witness])))
-    return [None if gradient is None else next(together) for gradient in gradients]
+    products = [place >= len(gated) and _is_product(gradient) for place, gradient in enumerate(gradients)]
+    if witness is not None and all(
+        gradient is None or free for gradient, free in zip(gradients, products, strict=True)
+    ):
+        products = [False] * len(gradients)
+    waiting = [not free and gradient is not None for gradient, free in zip(gradients, products, strict=True)]
+    copies = _together(list(itertools.compress(gradients, waiting)), None if witness is None else gates.gate([witness]))
+    together = iter(copies)
+    return [next(together) if waits else gradient for gradient, waits in zip(gradients, waiting, strict=True)]
+
+
+def _is_product(gradient: Any) -> bool:
+    """Whether a weight's gradient is a product, whose factors the optimizer's own product may be joined with.
+
+    Graph optimisation multiplies such a gradient's factors by a learning rate in the order of their sizes
+    (``MinimizeBroadcasts``), if nothing stands in between. No factor is larger than the weight.
+    """
+    return isinstance(gradient, tf.Tensor) and _maker(gradient).type == "Mul"
 
 
 def _free_constants(operations: Iterable[Any]) -> None:
