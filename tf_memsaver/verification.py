@@ -11,12 +11,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.signature import signature_of
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.keras_compat import own_optimizer
 from tf_memsaver.options import checked
+from tf_memsaver.rewrite.keras_model import another
 from tf_memsaver.training_step import KeptState, TrainingStep
 
 XLA_TOLERANCE = 1e-3
@@ -105,8 +107,11 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
 
     Compared are, for every step, the loss, every gradient (``None`` must stay ``None``) and, after the update, every
     variable: weights, BatchNorm statistics, dropout seeds. A compiled model is trained with its optimizer, another one
-    with plain SGD. Models, variables and the optimizer are as before when this returns. Where the compiled loss cannot
-    be computed on made-up targets, the mean square of the outputs stands in for it, and the log says so.
+    with plain SGD. A step that returns its gradients is not optimised as one that only applies them, so a compiled
+    model is also trained by Keras's own ``fit`` (not in eager mode), and what that logs after each step and all
+    variables at the end, the optimizer's included, are compared, too. Models, variables and the optimizer are as before
+    when this returns. Where the compiled loss cannot be computed on made-up targets, the mean square of the outputs
+    stands in for it, there is no ``fit``, and the log says so.
 
     Args:
       model: the plain model.
@@ -128,13 +133,19 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
         )
     with KeptState(model, optimized) as state:
         stand_in = batch.needs_stand_in(model, batch_size, run=True)
-        plain = _train(model, state, batch_size, steps, mode, stand_in)
-        repeated = _train(model, state, batch_size, steps, mode, stand_in)
+        fits = not stand_in and _can_be_fitted(model, state, batch_size, mode)
+
+        def trained(subject: Any) -> Record:
+            record = _train(subject, state, batch_size, steps, mode, stand_in)
+            return {**record, **_fit(subject, state, batch_size, steps, mode)} if fits else record
+
+        plain = trained(model)
+        repeated = trained(model)
         deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, repeated))
         with _deterministic_ops() if deterministic else contextlib.nullcontext():
             if deterministic:
-                plain = _train(model, state, batch_size, steps, mode, stand_in)
-            other = _train(optimized, state, batch_size, steps, mode, stand_in)
+                plain = trained(model)
+            other = trained(optimized)
     return Verification(
         mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=_compare(plain, other)
     )
@@ -172,6 +183,47 @@ def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str,
         for variable in model.variables:
             kind = "weight" if variable.trainable else "state"
             record[kind, variable.path, number] = variable.numpy()
+    return record
+
+
+def _can_be_fitted(model: Any, state: KeptState, batch_size: int, mode: str) -> bool:
+    """Whether Keras's ``fit`` trains a model on made-up data; the log says so if it should and does not."""
+    if own_optimizer(model) is None or mode == "eager":
+        return False
+    try:
+        _fit(model, state, batch_size, 1, mode)
+    except Exception as error:  # Whatever a train_step that somebody wrote may raise.
+        logging.warning(
+            "model '%s' cannot be trained by fit on made-up data (%s): its step is compared in a loop alone",
+            model.name,
+            batch.first_line(error),
+        )
+        return False
+    return True
+
+
+def _fit(model: Any, state: KeptState, batch_size: int, steps: int, mode: str) -> Record:
+    """Return what ``fit`` logs after every step and leaves in the variables, under (kind, name, step)."""
+    state.restore()
+    subject = another(model)
+    subject.run_eagerly, subject.jit_compile = False, mode == "xla"
+    batches = [batch.synthetic_batch(model, batch_size, seed=number) for number in range(steps)]
+    samples = keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+    # A last batch that is not full leaves the batch dimension free, as most data does.
+    count = max(1, steps * batch_size - 1)
+    data = tf.data.Dataset.from_tensor_slices(samples).take(count).batch(batch_size)
+    record: Record = {}
+
+    def note(step: int, logs: dict[str, Any]) -> None:
+        record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
+
+    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))
+    subject.fit(data, shuffle=False, verbose=0, callbacks=[noting])
+    for variable in subject.variables:
+        kind = "weight after fit" if variable.trainable else "state after fit"
+        record[kind, variable.path, steps - 1] = variable.numpy()
+    for place, variable in enumerate(subject.optimizer.variables):
+        record["slot after fit", f"{place} {variable.path}", steps - 1] = variable.numpy()
     return record
 
 

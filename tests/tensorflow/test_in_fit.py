@@ -199,6 +199,57 @@ class _Net(layers.Layer):
         return x
 
 
+@register
+class OwnStep(Told):
+    """A model whose training step only ``fit`` runs; it may be made to train otherwise where it is optimized."""
+
+    otherwise = False
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True))
+            if self.otherwise and hasattr(self, "memsaver_plan"):
+                loss *= 1.01
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"own_loss": loss}
+
+
+def test_verify_runs_what_fit_runs() -> None:
+    model = compiled(OwnStep())
+    optimized = tf_memsaver.optimize(model, batch_size=4, inputs=tf.TensorSpec((None, 8)), strategy="recompute_all")
+    before = [v.numpy() for v in model.variables]
+    found = tf_memsaver.verify(model, optimized, batch_size=4, steps=2)
+    assert found.identical
+    assert {"log of fit", "weight after fit", "state after fit", "slot after fit"} <= {
+        each.kind for each in found.checks
+    }
+    assert ("own_loss", 1) in {(each.name, each.step) for each in found.checks}
+    assert model.train_function is None and optimized.train_function is None and not model.optimizer.built
+    assert all((v.numpy() == old).all() for v, old in zip(model.variables, before, strict=True))
+    OwnStep.otherwise = True
+    try:
+        found = tf_memsaver.verify(model, optimized, batch_size=4, steps=2)
+    finally:
+        OwnStep.otherwise = False
+    differing = {each.kind for each in found.checks if not each.identical}
+    assert not found.passed and differing and all("fit" in kind for kind in differing)
+
+
+def test_verify_says_where_fit_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Picky(Told):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            raise ValueError("no such data")
+
+    model = compiled(Picky())
+    optimized = tf_memsaver.optimize(model, batch_size=4, inputs=tf.TensorSpec((None, 8)), strategy="recompute_all")
+    with caplog.at_level("WARNING", logger="absl"):
+        found = tf_memsaver.verify(model, optimized, batch_size=4, steps=1)
+    assert found.identical and not any("fit" in each.kind for each in found.checks)
+    assert any("cannot be trained by fit on made-up data" in said and "no such data" in said for said in _said(caplog))
+
+
 def _said(capture: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in capture.records if record.levelname == "WARNING"]
 

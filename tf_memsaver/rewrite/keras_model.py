@@ -287,6 +287,14 @@ def strip(model: Any) -> Any:
     return _compiled_like(model, _same_model(model, keras_compat.own_class(model)))
 
 
+def another(model: Any) -> Any:
+    """Return the same model, plain or optimized, as another object over the same layers, variables and optimizer."""
+    made = _same_model(model, type(model))
+    if is_optimized(model):
+        object.__setattr__(made, "_memsaver", model._memsaver)
+    return _compiled_like(model, made)
+
+
 def is_optimized(model: Any) -> bool:
     """Whether the model was made by ``make_optimized``."""
     return isinstance(model, OptimizedModel)
