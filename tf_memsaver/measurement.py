@@ -23,7 +23,9 @@ import tensorflow as tf
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.signature import inputs_to_json
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
+from tf_memsaver.files import scratch_folder
 from tf_memsaver.keras_compat import own_optimizer
+from tf_memsaver.tether import tether
 from tf_memsaver.training_step import KeptState, TrainingStep, check_mode
 from tf_memsaver.units import format_bytes
 
@@ -93,13 +95,14 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
 
 
 def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
-    with tempfile.TemporaryDirectory(prefix="tf_memsaver_") as folder:
+    with scratch_folder(tempfile.gettempdir()) as folder, tether() as stdin:
         path = os.path.join(folder, "model.keras")
         model.save(path)
         job = {"model": path, "inputs": inputs_to_json(model), "batch_size": batch_size, "mode": mode, "steps": steps}
         result = os.path.join(folder, "result.json")
         done = subprocess.run(
             [sys.executable, "-m", "tf_memsaver.measurement_worker", json.dumps(job), result],
+            stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

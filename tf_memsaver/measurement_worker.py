@@ -11,6 +11,8 @@ import sys
 import zipfile
 from typing import Any
 
+from tf_memsaver.tether import end_with_parent
+
 
 def main(job_text: str, result_path: str) -> None:
     """Measure the model that the job names, and write the measurement's fields to ``result_path``."""
@@ -53,4 +55,5 @@ def import_custom_modules(path: str) -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     main(sys.argv[1], sys.argv[2])

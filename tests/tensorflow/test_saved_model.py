@@ -206,6 +206,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     tf.saved_model.save(root, str(untrained))
     taken = tmp_path / "taken"
     taken.mkdir()
+    (taken / "mine").write_text("precious")
     before = sorted(p.name for p in tmp_path.iterdir())
     for folder, error, says in (
         (tmp_path / "none", InvalidRequestError, "no SavedModel"),
@@ -222,3 +223,13 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size"):
         tf_memsaver.rewrite_saved_model(source, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_neither_a_folder_in_use_nor_the_source_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, _, _ = _module(functions.dense, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for target in ("", "/", ".", "..", source, os.path.join(source, "out"), os.path.dirname(source)):
+        with pytest.raises(InvalidRequestError, match="output path"):
+            tf_memsaver.rewrite_saved_model(source, target, batch_size=4, overwrite=True)
+    assert sorted(path for path in tmp_path.rglob("*")) == before

@@ -12,15 +12,13 @@ from rich.console import RenderableType
 from tf_memsaver import api
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import is_saved_model, load_model
-from tf_memsaver.command.output import PLAN_FILE, check_output
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.files import written
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress
-from tf_memsaver.saving import output_folder
+from tf_memsaver.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, Kind, Target, check_target
 from tf_memsaver.units import format_bytes, parse_bytes
-
-MODEL_FILE, SAVED_MODEL_FOLDER = "model.keras", "saved_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +42,12 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
 
 def plan(source: str, flags: Any, progress: Progress) -> Result:
     """Make a plan, and write it when --output says where."""
-    target = check_output(flags.output, overwrite=flags.overwrite, folder=False) if flags.output else None
+    target = None if flags.output is None else _target(source, flags, Kind.FILE)
     model = _load(source, flags, progress)
     made = _search(_plain(model), flags, progress)
     shown: tuple[RenderableType, ...] = (tables.segments_table(made), tables.before_after_table(made))
     if target is not None:
-        made.save(target)
+        made.save_to(target)
         shown += (f"plan written to {flags.output}",)
     return Result(satisfied=True, document=made.to_json(), shown=shown)
 
@@ -75,11 +73,11 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
     unknown = set(flags.save_format) - {"keras", "saved_model"}
     if unknown:
         raise InvalidRequestError(f"save_format: '{min(unknown)}' is not one of keras, saved_model.")
-    target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
+    target = _target(source, flags, Kind.FOLDER)
     model = _load(source, flags, progress)
     made, optimized = _planned(model, flags, progress)
     files = [PLAN_FILE]
-    with output_folder(target) as folder:
+    with written(target) as folder:
         made.save(folder / PLAN_FILE)
         if "keras" in flags.save_format:
             with progress.stage(f"writing {MODEL_FILE}"):
@@ -90,7 +88,7 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
                 api.export_saved_model(optimized, folder / SAVED_MODEL_FOLDER)
             files.append(SAVED_MODEL_FOLDER)
     shown = (tables.before_after_table(made), f"{', '.join(files)} written to {flags.output}")
-    document = {"output": str(target), "files": files, "plan": made.to_json()}
+    document = {"output": str(target.path), "files": files, "plan": made.to_json()}
     return Result(satisfied=True, document=document, shown=shown)
 
 
@@ -151,22 +149,28 @@ def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result
     of_keras = [name for name in keras_flags if flags[name].present]
     if of_keras:
         raise InvalidRequestError(f"--{of_keras[0]} is for Keras models; '{source}' is a SavedModel. Leave it out.")
-    target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
+    target = _target(source, flags, Kind.FOLDER)
     with progress.stage(f"tracing, planning and rewriting {source}"):
         plans = api.rewrite_saved_model(
             source,
-            target,
+            target.path,
             batch_size=flags.batch_size,
             functions=flags.function,
-            overwrite=target.exists(),
+            overwrite=flags.overwrite,
             **{name: getattr(flags, name) for name in LIMITS if name not in keras_flags},
         )
     shown = tuple(part for name, made in plans.items() for part in (name, tables.before_after_table(made)))
-    document = {"output": str(target), "plans": {name: made.to_json() for name, made in plans.items()}}
+    document = {"output": str(target.path), "plans": {name: made.to_json() for name, made in plans.items()}}
     return Result(satisfied=True, document=document, shown=(*shown, f"SavedModel written to {flags.output}"))
 
 
 # Steps that the verbs share -----------------------------------------------------------------------------------------
+
+
+def _target(source: str, flags: Any, kind: Kind) -> Target:
+    if flags.output is None:
+        raise InvalidRequestError("say where to write, with --output.")
+    return check_target(flags.output, kind, overwrite=flags.overwrite, sources=[source])
 
 
 def _load(source: str, flags: Any, progress: Progress) -> keras.Model:
