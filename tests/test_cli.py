@@ -308,9 +308,32 @@ def test_optimize_writes_model_saved_model_and_plan(run: Any) -> None:
 def test_overwrite_spares_what_the_command_did_not_write(run: Any) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")
+    assert run("plan", *SMALL, "--output=mine/plan.json")[0] == 0
     code, _, err = run("optimize", *SMALL, "--output=mine", "--overwrite")
-    assert code == 2 and "was not written by this command" in the_line(err)
+    assert code == 2 and "it holds 'thesis.txt', which tf_memsaver does not write" in the_line(err)
+    code, _, err = run("plan", *SMALL, "--output=mine/thesis.txt", "--overwrite")
+    assert code == 2 and "holds no plan" in the_line(err)
     assert Path("mine/thesis.txt").read_text() == "years of work"
+    # Checked before the long work.
+    assert "tracing" not in err and "loading" not in err
+
+
+@pytest.mark.parametrize("command", ["plan", "optimize"])
+@pytest.mark.parametrize("output", ["", "/", ".", "..", "~/out", "/dev/null"])
+def test_outputs_that_are_never_written(run: Any, command: str, output: str) -> None:
+    before = sorted(os.listdir())
+    code, out, err = run(command, *SMALL, f"--output={output}", "--overwrite")
+    assert code == 2 and not out and len(err.splitlines()) == 1
+    assert sorted(os.listdir()) == before and not os.path.isfile("/dev/null")
+
+
+def test_the_model_is_never_written_over(run: Any) -> None:
+    assert run("optimize", *SMALL, "--output=out")[0] == 0
+    for command, output in (("plan", "out/model.keras"), ("optimize", "out"), ("optimize", "out/../out/")):
+        code, _, err = run(command, "out/model.keras", "--batch_size=8", f"--output={output}", "--overwrite")
+        assert code == 2 and "the source" in the_line(err)
+    code, _, err = run("optimize", "out/saved_model", "--batch_size=8", "--output=out", "--overwrite")
+    assert code == 2 and "the source" in the_line(err)
 
 
 def test_failed_optimize_leaves_nothing(run: Any) -> None:

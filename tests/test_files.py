@@ -1,56 +1,197 @@
+"""Files and folders are whole or not there, take no place that is not theirs, and leave nothing behind."""
+
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tf_memsaver.files import written_beside
+from tf_memsaver import files
+from tf_memsaver.errors import OutputError, OutputExistsError
+from tf_memsaver.files import remove_scratch, scratch_folder, written
+from tf_memsaver.targets import Kind, Target, check_target
+
+PLAN = '{"schema_version": 1, "text": "%s"}'
 
 
-def write(target: Path, text: str) -> None:
-    with written_beside(target) as fresh:
-        (fresh / "text").write_text(text)
+@pytest.fixture(params=Kind, ids=lambda kind: kind.value)
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
+    yield request.param
+    assert not files._scratch
+    assert not [path for path in tmp_path.iterdir() if path.name != "out"]
 
 
-def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
-    with written_beside(tmp_path / "out") as fresh:
+def target(folder: Path, kind: Kind, overwrite: bool = False) -> Target:
+    return check_target(folder / "out", kind, overwrite=overwrite)
+
+
+def fill(fresh: Path, text: str) -> None:
+    """Write as much of a result as the rules ask for."""
+    file = fresh / "plan.json" if fresh.is_dir() else fresh
+    file.write_text(PLAN % text)
+
+
+def write(place: Target, text: str, meanwhile: Callable[[], Any] = lambda: None) -> None:
+    with written(place) as fresh:
+        fill(fresh, text)
+        meanwhile()
+
+
+def text(folder: Path) -> str:
+    out = folder / "out"
+    return (out / "plan.json" if out.is_dir() else out).read_text()
+
+
+def test_a_result_appears_when_it_is_whole(tmp_path: Path, kind: Kind) -> None:
+    def check() -> None:
         assert not (tmp_path / "out").exists()
-        (fresh / "text").write_text("new")
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out/text").read_text() == "new"
+
+    write(target(tmp_path, kind), "new", check)
+    assert text(tmp_path) == PLAN % "new"
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
-    def fail_half_way() -> None:
-        with written_beside(tmp_path / "out") as fresh:
-            (fresh / "text").write_text("half")
-            raise OSError("disk full")
+def test_an_empty_folder_is_a_free_place(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write(target(tmp_path, Kind.FOLDER), "new")
+    assert text(tmp_path) == PLAN % "new"
 
-    write(tmp_path / "out", "old")
-    with pytest.raises(OSError, match="disk full"):
-        fail_half_way()
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert (tmp_path / "out/text").read_text() == "old"
+
+def test_a_result_replaces_an_older_one(tmp_path: Path, kind: Kind) -> None:
+    write(target(tmp_path, kind), "old")
+    write(target(tmp_path, kind, overwrite=True), "new")
+    assert text(tmp_path) == PLAN % "new"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "disk full"), KeyboardInterrupt("disk full")])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, kind: Kind, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises((OutputError, KeyboardInterrupt), match="disk full"):
+        write(target(tmp_path, kind), "new", fail)
+    assert not list(tmp_path.iterdir())
+    write(target(tmp_path, kind), "old")
+    with pytest.raises((OutputError, KeyboardInterrupt), match="disk full"):
+        write(target(tmp_path, kind, overwrite=True), "new", fail)
+    assert text(tmp_path) == PLAN % "old"
+
+
+def test_modes_are_those_of_open_and_mkdir(tmp_path: Path, kind: Kind) -> None:
+    for mask in (0o022, 0o077, 0o002):
+        before = os.umask(mask)
+        try:
+            write(target(tmp_path, kind, overwrite=True), "new")
+        finally:
+            os.umask(before)
+        full = 0o777 if kind is Kind.FOLDER else 0o666
+        assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == full & ~mask
+
+
+# Two at once --------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_results_the_first_stays(tmp_path: Path, kind: Kind) -> None:
+    for overwrite in (False, True):
+        first, second = (target(tmp_path, kind, overwrite) for _ in range(2))
+        with pytest.raises(OutputExistsError, match="in the meantime"):
+            write(first, f"second {overwrite}", lambda: write(second, f"first {overwrite}"))  # noqa: B023
+        assert text(tmp_path) == PLAN % f"first {overwrite}"
+
+
+def test_what_was_added_in_the_meantime_is_kept(tmp_path: Path) -> None:
+    write(target(tmp_path, Kind.FOLDER), "old")
+
+    def add() -> None:
+        (tmp_path / "out/thesis.txt").write_text("years of work")
+
+    with pytest.raises(OutputExistsError, match="in the meantime"):
+        write(target(tmp_path, Kind.FOLDER, overwrite=True), "new", add)
+    assert text(tmp_path) == PLAN % "old" and (tmp_path / "out/thesis.txt").exists()
+
+
+def test_what_goes_in_the_meantime_is_not_made_anew(tmp_path: Path, kind: Kind) -> None:
+    write(target(tmp_path, kind), "old")
+
+    def remove() -> None:
+        shutil.rmtree(tmp_path / "out") if kind is Kind.FOLDER else (tmp_path / "out").unlink()
+
+    with pytest.raises(OutputExistsError, match="in the meantime"):
+        write(target(tmp_path, kind, overwrite=True), "new", remove)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
+    def no_links(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    place = target(tmp_path, Kind.FILE)
+    if taken:
+        (tmp_path / "out").write_text("mine")
+        with pytest.raises(OutputExistsError):
+            write(place, "new")
+    else:
+        write(place, "new")
+    assert text(tmp_path) == ("mine" if taken else PLAN % "new")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def failing_move(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Any] = lambda: None) -> None:
+    """Let the move of a new folder to its place fail."""
+    rename = Path.rename
+
+    def failing(self: Path, place: Path) -> Path:
+        if self.name == "new":
+            meanwhile()
+            raise OSError(errno.EIO, "no")
+        return rename(self, place)
+
+    monkeypatch.setattr(Path, "rename", failing)
 
 
 def test_a_failing_move_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "out", "old")
-    rename = Path.rename
-
-    def failing(self: Path, target: Path) -> Path:
-        if ".part-" in self.name and not self.name.endswith("-old"):
-            raise OSError("no")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="no"):
-        write(tmp_path / "out", "new")
-    assert (tmp_path / "out/text").read_text() == "old"
+    write(target(tmp_path, Kind.FOLDER), "old")
+    failing_move(monkeypatch)
+    with pytest.raises(OutputError, match="no"):
+        write(target(tmp_path, Kind.FOLDER, overwrite=True), "new")
+    assert text(tmp_path) == PLAN % "old"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_or_a_folder_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file")
-    write(tmp_path / "out", "first")
-    write(tmp_path / "out", "second")
-    assert (tmp_path / "out/text").read_text() == "second"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+def test_what_cannot_be_put_back_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(target(tmp_path, Kind.FOLDER), "old")
+    failing_move(monkeypatch, lambda: write_mine(tmp_path / "out"))
+    with pytest.raises(OutputExistsError, match="is kept in") as caught:
+        write(target(tmp_path, Kind.FOLDER, overwrite=True), "new")
+    assert (tmp_path / "out/mine").exists()
+    (kept,) = (path for path in tmp_path.iterdir() if path.name != "out")
+    assert str(kept) in caught.value.reason and (kept / "plan.json").read_text() == PLAN % "old"
+
+
+def write_mine(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
+
+
+# Private folders ----------------------------------------------------------------------------------------------------
+
+
+def test_a_private_folder_is_private_and_goes(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path) as one, scratch_folder(tmp_path) as two:
+        assert one != two and stat.S_IMODE(one.stat().st_mode) == 0o700
+        (one / "text").write_text("x")
+        remove_scratch()
+        assert not list(tmp_path.iterdir())
+    assert not files._scratch
+
+
+def test_an_error_inside_names_the_target(tmp_path: Path) -> None:
+    with pytest.raises(OutputError) as caught, written(target(tmp_path, Kind.FOLDER)) as fresh:
+        raise OutputError(str(fresh / "saved_model"), "disk full")
+    assert caught.value.path == str(tmp_path / "out") and caught.value.reason == "disk full"

@@ -27,6 +27,8 @@ FLOORS = {
     "export": 4,
     "emission": 4,
     "saving": 4,
+    "targets": 0,
+    "tether": 0,
     "fan_out": 4,
     "gates": 4,
     "keras_compat": 4,

@@ -18,6 +18,7 @@ from rich.console import Console
 from tf_memsaver.backend import check_backend
 from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
+from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.report.progress import Progress
 
@@ -43,8 +44,12 @@ class Invocation:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line ``argv`` (``sys.argv`` if None) and exit with 0, 1 or 2."""
-    app.run(_run, argv=list(sys.argv if argv is None else argv), flags_parser=_parse)
+    """Run the command line ``argv`` and exit with 0, 1 or 2. If None, ``sys.argv``: then this is the whole process.
+
+    SIGINT, SIGTERM and SIGHUP end the process as they would by default, but with one line, and nothing left behind.
+    """
+    with stopped_by_signals(restore=argv is not None):
+        app.run(_run, argv=list(sys.argv if argv is None else argv), flags_parser=_parse)
 
 
 # The command line ---------------------------------------------------------------------------------------------------
@@ -143,7 +148,7 @@ def _quiet_start() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             os.dup2(own, 2)
             held.seek(0)
             os.write(2, held.read())

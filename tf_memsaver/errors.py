@@ -138,11 +138,13 @@ class OutputError(MemsaverError):
 
 
 class OutputExistsError(MemsaverError):
-    """The output path holds something already."""
+    """The output path holds something already. ``reason`` says why it may not be replaced; empty if it may be."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    def __init__(self, path: str, reason: str = "") -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"'{self.path}' exists already and is not replaced: {self.reason}. Choose another path."
         return f"'{self.path}' exists already. Choose another path, or allow overwriting it (--overwrite)."

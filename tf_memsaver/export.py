@@ -9,7 +9,6 @@ because custom gradients are saved as functions.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,12 +16,13 @@ import tensorflow as tf
 
 from tf_memsaver.capture.batch import pack_inputs
 from tf_memsaver.capture.layer_calls import check_supported
-from tf_memsaver.errors import InvalidRequestError, OutputExistsError
+from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import checked
 from tf_memsaver.rewrite.keras_model import is_optimized
-from tf_memsaver.saving import output_folder
+from tf_memsaver.saving import write_saved_model
+from tf_memsaver.targets import EXPORTED_PLAN, EXTRA_FOLDER, Kind, check_target
 
-PLAN_FILE = os.path.join("assets.extra", "memsaver_plan.json")
+PLAN_FILE = os.path.join(EXTRA_FOLDER, EXPORTED_PLAN)
 """Where the plan lies in an exported SavedModel."""
 
 
@@ -35,26 +35,22 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
     and ``losses``. The batch dimension stays free.
 
     Raises:
-      InvalidRequestError: the model was not optimized, or an argument has no meaning.
-      OutputExistsError: ``path`` exists and ``overwrite`` is false.
+      InvalidRequestError: the model was not optimized, or ``path`` can be no target (an empty path, a folder in use).
+      OutputExistsError: ``path`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
       OutputError: it cannot be written.
     """
-    options = checked(target=path, overwrite=overwrite)
-    path = str(options["target"]).rstrip("/")
+    target = check_target(path, Kind.FOLDER, **checked(overwrite=overwrite))
     check_supported(optimized)
     if not is_optimized(optimized):
         raise InvalidRequestError(
             f"model '{optimized.name}' has no plan to export; pass what tf_memsaver.optimize returned "
             f"(a plain model is exported by model.export)"
         )
-    if os.path.lexists(path) and not overwrite:
-        raise OutputExistsError(path)
     try:
-        with output_folder(Path(os.path.abspath(path))) as fresh:
-            root = _reusable(optimized)
-            tf.saved_model.save(root, os.fspath(fresh), signatures={"serving_default": _signature(optimized)})
-            (fresh / PLAN_FILE).parent.mkdir(exist_ok=True)
-            optimized.memsaver_plan.save(fresh / PLAN_FILE)
+        plan = optimized.memsaver_plan.to_json()
+        write_saved_model(
+            _reusable(optimized), target, {"serving_default": _signature(optimized)}, {EXPORTED_PLAN: plan}
+        )
     finally:
         optimized._clear_losses()
 

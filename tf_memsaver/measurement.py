@@ -27,8 +27,10 @@ from tf_memsaver import keras_compat
 from tf_memsaver.capture import batch
 from tf_memsaver.capture.signature import inputs_to_json
 from tf_memsaver.errors import MeasurementError
+from tf_memsaver.files import scratch_folder
 from tf_memsaver.keras_compat import own_optimizer
 from tf_memsaver.options import checked
+from tf_memsaver.tether import tether
 from tf_memsaver.training_step import KeptState, TrainingStep
 from tf_memsaver.units import format_bytes
 
@@ -98,7 +100,7 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
 
 
 def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
-    with tempfile.TemporaryDirectory(prefix="tf_memsaver_") as folder:
+    with scratch_folder(tempfile.gettempdir()) as folder, tether() as stdin:
         path = os.path.join(folder, "model.keras")
         batch.needs_stand_in(model, batch_size, run=True)  # For its warning: the log of the process is not shown.
         try:
@@ -120,6 +122,7 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
         result = os.path.join(folder, "result.json")
         done = subprocess.run(
             [*_worker_command(), json.dumps(job), result, *(p for p in sys.path if isinstance(p, str))],
+            stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

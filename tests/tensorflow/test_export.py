@@ -37,8 +37,31 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, optimized: Any) -> Non
     with pytest.raises(OutputExistsError, match="saved"):
         tf_memsaver.export_saved_model(optimized, tmp_path / "saved")
     assert (tmp_path / "saved" / "mine").read_text() == "precious"
-    tf_memsaver.export_saved_model(optimized, tmp_path / "saved", overwrite=True)
-    assert not (tmp_path / "saved" / "mine").exists() and (tmp_path / "saved" / PLAN_FILE).exists()
+    with pytest.raises(OutputExistsError, match="'mine'"):
+        tf_memsaver.export_saved_model(optimized, tmp_path / "saved", overwrite=True)
+    assert (tmp_path / "saved" / "mine").read_text() == "precious"
+
+
+def test_a_saved_model_is_replaced_with_leave(tmp_path: Path, optimized: Any) -> None:
+    optimized.export(tmp_path / "saved", verbose=False)
+    assert not (tmp_path / "saved" / PLAN_FILE).exists()
+    with pytest.raises(OutputExistsError, match="allow overwriting"):
+        tf_memsaver.export_saved_model(optimized, tmp_path / "saved")
+    for _ in range(2):
+        tf_memsaver.export_saved_model(optimized, tmp_path / "saved", overwrite=True)
+        assert (tmp_path / "saved" / PLAN_FILE).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("path", ["", "/", ".", "..", None])
+def test_a_folder_in_use_is_never_replaced(
+    tmp_path: Path, optimized: Any, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(InvalidRequestError, match="output path"):
+            tf_memsaver.export_saved_model(optimized, path, overwrite=overwrite)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plain_model_is_refused(tmp_path: Path) -> None:

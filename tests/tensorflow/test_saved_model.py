@@ -23,7 +23,7 @@ import tf_memsaver
 from tests.tensorflow import models
 from tests.tensorflow import test_function as functions
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, UnsupportedModelError
-from tf_memsaver.files import PLANS_FILE
+from tf_memsaver.rewrite.saved_model import PLANS_FILE
 
 TRAINING = str(Path(__file__).resolve().parents[2] / "tools" / "saved_model_training.py")
 
@@ -206,6 +206,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     tf.saved_model.save(root, str(untrained))
     taken = tmp_path / "taken"
     taken.mkdir()
+    (taken / "mine").write_text("precious")
     before = sorted(p.name for p in tmp_path.iterdir())
     for folder, error, says in (
         (tmp_path / "none", InvalidRequestError, "no SavedModel"),
@@ -238,3 +239,13 @@ def test_what_has_a_plan_is_not_rewritten_again(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="has a plan already"):
         tf_memsaver.rewrite_saved_model(tmp_path / "once", tmp_path / "twice", batch_size=8192)
     assert not (tmp_path / "twice").exists()
+
+
+def test_neither_a_folder_in_use_nor_the_source_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, _, _ = _module(functions.dense, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for target in ("", "/", ".", "..", source, os.path.join(source, "out"), os.path.dirname(source)):
+        with pytest.raises(InvalidRequestError, match="output path"):
+            tf_memsaver.rewrite_saved_model(source, target, batch_size=4, overwrite=True)
+    assert sorted(path for path in tmp_path.rglob("*")) == before

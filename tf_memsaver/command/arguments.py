@@ -13,16 +13,16 @@ from typing import Any
 
 from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import LIMITS
-from tf_memsaver.command.output import check_output
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.plan.types import Plan
+from tf_memsaver.targets import Kind, Target, check_target
 
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
 _OF_KERAS = ("input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
 """Flags that mean nothing for a SavedModel."""
 
 
-class Kind(enum.Enum):
+class SourceKind(enum.Enum):
     """What kind of thing a command line names as its model."""
 
     FILE = "file"
@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     APPLICATION = "application"
 
 
-def kind_of(source: str) -> Kind:
+def kind_of(source: str) -> SourceKind:
     """Return what kind of model ``source`` names.
 
     Raises:
@@ -40,12 +40,12 @@ def kind_of(source: str) -> Kind:
     if source.lower().endswith(_FILE_ENDINGS):
         if not os.path.isfile(source):
             raise InvalidRequestError(f"there is no model file '{source}'.")
-        return Kind.FILE
+        return SourceKind.FILE
     if os.path.isfile(os.path.join(source, "saved_model.pb")):
-        return Kind.SAVED_MODEL
+        return SourceKind.SAVED_MODEL
     if os.path.isdir(source):
         raise _no_model(source)
-    return Kind.FUNCTION if ":" in source else Kind.APPLICATION
+    return SourceKind.FUNCTION if ":" in source else SourceKind.APPLICATION
 
 
 def check_arguments(command: str, source: str, flags: Any) -> None:
@@ -55,7 +55,7 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
       MemsaverError: what the command would raise later.
     """
     kind = kind_of(source)
-    if kind is Kind.SAVED_MODEL:
+    if kind is SourceKind.SAVED_MODEL:
         if command != "optimize":
             raise _no_model(source)
         for name in _OF_KERAS:
@@ -64,11 +64,22 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
     else:
         _check_model(kind, source, flags)
         _check_plan(kind, command, flags)
-    if "strategy" in flags and kind is not Kind.FUNCTION:
+    if "strategy" in flags and kind is not SourceKind.FUNCTION:
         # A module of the user's own may register a planner when it is imported.
         _check_strategy(flags.strategy)
-    if command == "optimize" or (command == "plan" and flags.output):
-        check_output(flags.output, overwrite=flags.overwrite, folder=command == "optimize")
+    if command == "optimize" or (command == "plan" and flags.output is not None):
+        output_target(source, flags, Kind.FOLDER if command == "optimize" else Kind.FILE)
+
+
+def output_target(source: str, flags: Any, kind: Kind) -> Target:
+    """Return the place that --output names, checked.
+
+    Raises:
+      MemsaverError: none is named, or it cannot be written to (see ``targets``).
+    """
+    if flags.output is None:
+        raise InvalidRequestError("say where to write, with --output.")
+    return check_target(flags.output, kind, overwrite=flags.overwrite, sources=[source])
 
 
 def check_application(source: str, known: Collection[str]) -> str:
@@ -86,13 +97,13 @@ def check_application(source: str, known: Collection[str]) -> str:
     )
 
 
-def _check_model(kind: Kind, source: str, flags: Any) -> None:
-    if kind is not Kind.APPLICATION:
+def _check_model(kind: SourceKind, source: str, flags: Any) -> None:
+    if kind is not SourceKind.APPLICATION:
         if flags.input_shape:
             raise InvalidRequestError(
                 "input_shape is only for names of keras.applications; other models have their own."
             )
-        if kind is Kind.FUNCTION:
+        if kind is SourceKind.FUNCTION:
             _check_module(source)
         return
     known = keras_names.applications()
@@ -123,7 +134,7 @@ def _check_module(source: str) -> None:
         )
 
 
-def _check_plan(kind: Kind, command: str, flags: Any) -> None:
+def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
     given = [name for name in LIMITS if name in flags and not flags[name].using_default_value]
     if "plan" in flags and flags.plan is not None:
         clash = [name for name in given if name != "budget"]
@@ -132,7 +143,7 @@ def _check_plan(kind: Kind, command: str, flags: Any) -> None:
         Plan.load(flags.plan)
         return
     # An optimized model in a file brings its plan, and that its batch size.
-    brings_a_plan = kind is Kind.FILE and not given and command in ("optimize", "verify", "measure")
+    brings_a_plan = kind is SourceKind.FILE and not given and command in ("optimize", "verify", "measure")
     if flags.batch_size is None and not brings_a_plan:
         raise InvalidRequestError("give --batch_size: bytes depend on it, so it has no default.")
 

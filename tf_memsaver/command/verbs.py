@@ -10,18 +10,16 @@ import keras
 from rich.console import RenderableType
 
 from tf_memsaver import api
-from tf_memsaver.command.arguments import Kind, kind_of
+from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import load_model
-from tf_memsaver.command.output import PLAN_FILE, check_output
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.files import written
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress
-from tf_memsaver.saving import output_folder
+from tf_memsaver.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, Kind
 from tf_memsaver.units import format_bytes
-
-MODEL_FILE, SAVED_MODEL_FOLDER = "model.keras", "saved_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +43,12 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
 
 def plan(source: str, flags: Any, progress: Progress) -> Result:
     """Make a plan, and write it when --output says where."""
-    target = check_output(flags.output, overwrite=flags.overwrite, folder=False) if flags.output else None
+    target = None if flags.output is None else output_target(source, flags, Kind.FILE)
     model = _load(source, flags, progress)
     made = _search(_plain(model), flags, progress)
     shown: tuple[RenderableType, ...] = (tables.segments_table(made), tables.before_after_table(made))
     if target is not None:
-        made.save(target)
+        made.save_to(target)
         shown += (f"plan written to {flags.output}",)
     return Result(satisfied=True, document=made.to_json(), shown=shown)
 
@@ -71,13 +69,13 @@ def curve(source: str, flags: Any, progress: Progress) -> Result:
 
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
     """Plan and rewrite the model, and write the output folder."""
-    if kind_of(source) is Kind.SAVED_MODEL:
+    if kind_of(source) is SourceKind.SAVED_MODEL:
         return _optimize_saved_model(source, flags, progress)
-    target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
+    target = output_target(source, flags, Kind.FOLDER)
     model = _load(source, flags, progress)
     made, optimized = _planned(model, flags, progress)
     files = [PLAN_FILE]
-    with output_folder(target) as folder:
+    with written(target) as folder:
         made.save(folder / PLAN_FILE)
         if "keras" in flags.save_format:
             with progress.stage(f"writing {MODEL_FILE}"):
@@ -88,7 +86,7 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
                 api.export_saved_model(optimized, folder / SAVED_MODEL_FOLDER)
             files.append(SAVED_MODEL_FOLDER)
     shown = (tables.before_after_table(made), f"{', '.join(files)} written to {flags.output}")
-    document = {"output": str(target), "files": files, "plan": made.to_json()}
+    document = {"output": str(target.path), "files": files, "plan": made.to_json()}
     return Result(satisfied=True, document=document, shown=shown)
 
 
@@ -144,18 +142,18 @@ VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
 
 def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:
     """Rewrite the functions of a SavedModel that can be trained through; without its Python code."""
-    target = check_output(flags.output, overwrite=flags.overwrite, folder=True)
+    target = output_target(source, flags, Kind.FOLDER)
     with progress.stage(f"tracing, planning and rewriting {source}"):
         plans = api.rewrite_saved_model(
             source,
-            target,
+            target.path,
             batch_size=flags.batch_size,
             functions=flags.function,
-            overwrite=target.exists(),
+            overwrite=flags.overwrite,
             **{name: getattr(flags, name) for name in LIMITS if name != "granularity"},
         )
     shown = tuple(part for name, made in plans.items() for part in (name, tables.before_after_table(made)))
-    document = {"output": str(target), "plans": {name: made.to_json() for name, made in plans.items()}}
+    document = {"output": str(target.path), "plans": {name: made.to_json() for name, made in plans.items()}}
     return Result(satisfied=True, document=document, shown=(*shown, f"SavedModel written to {flags.output}"))
 
 

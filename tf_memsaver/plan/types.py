@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
@@ -11,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf_memsaver.errors import OutputError, PlanFormatError, PlanMismatchError
+from tf_memsaver.errors import PlanFormatError, PlanMismatchError
+from tf_memsaver.files import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.options import OPTIONS, checked, choice, number, text, whole
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
+from tf_memsaver.targets import Kind, Target, check_target
 from tf_memsaver.units import format_bytes, shown
 
 SCHEMA_VERSION = 1
@@ -222,22 +223,23 @@ class Plan:
             raise PlanFormatError(f"not a plan that can be used: {error}. {NEW_PLAN}") from error
         return plan
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
         """Write the plan as JSON, beside and renamed, so that a reader never sees half a file.
 
+        ``overwrite`` says whether another plan at ``path`` may be replaced; nothing else is.
+
         Raises:
+          InvalidRequestError: ``path`` can be no target, such as an empty path.
+          OutputExistsError: ``path`` exists, and holds no plan or may not be replaced.
           OutputError: the file could not be written, such as on a full disk.
         """
-        beside = f"{os.fspath(path)}.part"
-        try:
-            with open(beside, "w", encoding="utf-8") as file:
-                json.dump(self.to_json(), file, indent=1)
-                file.write("\n")
-            os.replace(beside, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.remove(beside)
-            raise OutputError(os.fspath(path), error.strerror or str(error)) from error
+        self.save_to(check_target(path, Kind.FILE, overwrite=overwrite))
+
+    def save_to(self, target: Target) -> None:
+        """Write the plan as ``save`` does, to a target that was checked before."""
+        with written(target) as fresh, fresh.open("w", encoding="utf-8") as file:
+            json.dump(self.to_json(), file, indent=1)
+            file.write("\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -7,22 +7,23 @@ rewritten endpoint trains in the smaller memory.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.emission import SEGMENT
-from tf_memsaver.errors import InvalidRequestError, MemsaverError, OutputExistsError, UnsupportedModelError
-from tf_memsaver.files import PLANS_FILE
+from tf_memsaver.errors import InvalidRequestError, MemsaverError, UnsupportedModelError
 from tf_memsaver.plan.types import Plan
 from tf_memsaver.rewrite.function import SegmentedFunction
-from tf_memsaver.saving import output_folder
+from tf_memsaver.saving import write_saved_model
+from tf_memsaver.targets import EXTRA_FOLDER, REWRITTEN_PLANS, Kind, check_target
+
+PLANS_FILE = os.path.join(EXTRA_FOLDER, REWRITTEN_PLANS)
+"""Where the plans lie in a rewritten SavedModel, by endpoint."""
 
 _TRAINING_ARGUMENTS = ("training", "is_training", "train")
 
@@ -54,18 +55,17 @@ def rewrite(
       target: the folder to write, beside and renamed.
       planner: makes a plan for an endpoint.
       functions: names of the functions to rewrite; all that can be trained through if none is named.
-      overwrite: whether ``target`` may exist.
+      overwrite: whether a SavedModel at ``target`` may be replaced.
 
     Raises:
-      InvalidRequestError: ``source`` is no SavedModel or cannot be read, or has no such function.
-      OutputExistsError: ``target`` exists and ``overwrite`` is false.
+      InvalidRequestError: ``source`` is no SavedModel or cannot be read, or has no such function; or ``target`` can be
+        no target (an empty path, a folder in use, the source).
+      OutputExistsError: ``target`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
       OutputError: it cannot be written.
       UnsupportedModelError: nothing in it can be trained.
     """
-    source, target = os.fspath(source).rstrip("/"), os.fspath(target).rstrip("/")
-    if os.path.lexists(target) and not overwrite:
-        raise OutputExistsError(target)
-    root = _load(source)
+    place = check_target(target, Kind.FOLDER, overwrite=overwrite, sources=[source])
+    root = _load(os.fspath(source))
     endpoints = list(_endpoints(root, functions))
     chosen = {endpoint.key: endpoint for endpoint in endpoints if endpoint.training or functions}
     if not chosen:
@@ -90,11 +90,8 @@ def rewrite(
     for attribute in dict.fromkeys(endpoint.attribute for endpoint in endpoints if endpoint.key in rewritten):
         own = [endpoint for endpoint in endpoints if endpoint.attribute == attribute]
         setattr(root, attribute, _function(getattr(root, attribute), own, rewritten))
-    with output_folder(Path(os.path.abspath(target))) as fresh:
-        tf.saved_model.save(root, os.fspath(fresh), signatures=dict(getattr(root, "signatures", {})) or None)
-        (fresh / PLANS_FILE).parent.mkdir(exist_ok=True)
-        text = json.dumps({key: plan.to_json() for key, plan in plans.items()}, indent=1)
-        (fresh / PLANS_FILE).write_text(text + "\n", encoding="utf-8")
+    signatures = dict(getattr(root, "signatures", {})) or None
+    write_saved_model(root, place, signatures, {REWRITTEN_PLANS: {key: plan.to_json() for key, plan in plans.items()}})
     return plans
 
 
