@@ -14,7 +14,7 @@ import pytest
 
 from tf_memsaver import files
 from tf_memsaver.errors import OutputError, OutputExistsError
-from tf_memsaver.files import remove_scratch, scratch_folder, written
+from tf_memsaver.files import drop_unfinished, scratch_folder, written
 from tf_memsaver.targets import Kind, Target, check_target
 
 PLAN = '{"schema_version": 1, "text": "%s"}'
@@ -186,7 +186,7 @@ def test_a_private_folder_is_private_and_goes(tmp_path: Path) -> None:
     with scratch_folder(tmp_path) as one, scratch_folder(tmp_path) as two:
         assert one != two and stat.S_IMODE(one.stat().st_mode) == 0o700
         (one / "text").write_text("x")
-        remove_scratch()
+        drop_unfinished()
         assert not list(tmp_path.iterdir())
     assert not files._scratch
 

@@ -22,21 +22,33 @@ _CHANGED = "somebody else wrote there in the meantime, and this result is droppe
 
 _scratch: set[Path] = set()
 """The private folders that exist, or are about to."""
+_moved: dict[Path, Path] = {}
+"""Where a folder that is being replaced was moved, and where it belongs until the new one stands there."""
 
 
 @contextlib.contextmanager
 def scratch_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a fresh, private folder in ``parent`` that is removed at the end, however the block ends."""
+    """Yield a fresh, private folder in ``parent`` that is removed at the end, however the block ends.
+
+    Raises:
+      OutputError: it cannot be made.
+    """
     folder = _new_name(Path(parent))
     try:
-        folder.mkdir(mode=0o700)
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise OutputError(str(parent), error.strerror or str(error)) from error
         yield folder
     finally:
         _remove(folder)
 
 
-def remove_scratch() -> None:
-    """Remove all private folders of this process, for one that ends without unwinding."""
+def drop_unfinished() -> None:
+    """Put back what was being replaced and remove all private folders, for a process that ends without unwinding."""
+    for old, place in tuple(_moved.items()):
+        if os.path.lexists(old) and not os.path.lexists(place):
+            old.rename(place)
     for folder in tuple(_scratch):
         _remove(folder)
 
@@ -104,16 +116,19 @@ def _replace(fresh: Path, target: Target, old: Path) -> None:
     if target.kind is Kind.FILE:
         fresh.replace(target.path)
         return
+    _moved[old] = target.path
     try:
         target.path.rename(old)
         # Nobody else finds it now. If what follows fails, it is moved back and never removed.
         _check_unchanged(old, target)
         _take_free(fresh, target)
+        _scratch.add(old)
     except BaseException:
         if os.path.lexists(old):
             _put_back(old, target.path)
         raise
-    _scratch.add(old)
+    finally:
+        del _moved[old]
     _remove(old)
 
 

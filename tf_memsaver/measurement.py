@@ -83,6 +83,7 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
     Raises:
       InvalidRequestError: an unknown mode, or no steps.
       MeasurementError: the process failed; the message carries the end of its log.
+      OutputError: there is no room for temporary files.
     """
     batch_size = batch.check_batch_size(batch_size)
     batch.input_specs(model, batch_size)
@@ -107,7 +108,8 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            # What it leaves behind when it is killed goes with the folder.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TMPDIR": os.fspath(folder)},
         )
         if done.returncode:
             tail = " | ".join(done.stderr.strip().splitlines()[-3:])
