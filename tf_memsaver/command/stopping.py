@@ -1,9 +1,9 @@
 """End the command on SIGINT, SIGTERM and SIGHUP: at once, with one line, and with nothing left behind.
 
-The handler removes what is unfinished and ends the process. It raises nothing: an exception that comes out of nowhere is
-swallowed by some code, and made another error by other code. Python runs handlers in the main thread and between
-operations; where one operation takes long, a thread does the same after some seconds. The library itself handles no
-signals: they belong to the program.
+The handler removes what is unfinished and ends the process. It raises nothing: an exception out of nowhere is swallowed
+by some code, and made another error by other code. Python runs handlers in the main thread, between operations; where
+one operation takes long, a thread does the same after some seconds. The library itself handles no signals: they belong
+to the program.
 """
 
 from __future__ import annotations
