@@ -86,11 +86,19 @@ def test_modes_are_those_of_open_and_mkdir(tmp_path: Path, kind: Kind) -> None:
     for mask in (0o022, 0o077, 0o002):
         before = os.umask(mask)
         try:
-            write(target(tmp_path, kind, overwrite=True), "new")
+            write(target(tmp_path, kind), "new")
         finally:
             os.umask(before)
         full = 0o777 if kind is Kind.FOLDER else 0o666
         assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == full & ~mask
+        shutil.rmtree(tmp_path / "out") if kind is Kind.FOLDER else (tmp_path / "out").unlink()
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
+    write(target(tmp_path, Kind.FILE), "old")
+    (tmp_path / "out").chmod(0o640)
+    write(target(tmp_path, Kind.FILE, overwrite=True), "new")
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o640
 
 
 # Two at once --------------------------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ def written(target: Target) -> Iterator[Path]:
     """Yield the path to write a result to; at the end of the block it stands at ``target``, or nothing does.
 
     Where the result is a folder, an empty one lies at the path that is yielded. If the block fails, what was to be
-    replaced is as it was. Modes are those that ``open`` and ``mkdir`` give.
+    replaced is as it was. Modes are those that ``open`` and ``mkdir`` give, and a
+    file that is replaced keeps its own.
 
     Raises:
       OutputExistsError: the target was free, or was something else, when it was checked.
@@ -114,6 +115,8 @@ def _replace(fresh: Path, target: Target, old: Path) -> None:
     """Put ``fresh`` in the place of what stands at ``target``, if that is still the same; folders by way of ``old``."""
     _check_unchanged(target.path, target)
     if target.kind is Kind.FILE:
+        # As ``open`` would leave it.
+        shutil.copymode(target.path, fresh)
         fresh.replace(target.path)
         return
     _moved[old] = target.path

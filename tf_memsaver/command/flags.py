@@ -165,7 +165,7 @@ _FLAGS = {
     "output": _Flag(
         define=_text(), value="PATH", text="where to write; never over something that is there, unless --overwrite"
     ),
-    "overwrite": _Flag(define=_switch(), value="", text="replace what --output holds"),
+    "overwrite": _Flag(define=_switch(), value="", text="replace an output of this program; anything else stays"),
     "save_format": _Flag(
         define=_names("keras", "saved_model"),
         value="NAMES",
