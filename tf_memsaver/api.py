@@ -249,8 +249,8 @@ def rewrite_saved_model(
       overwrite: whether a SavedModel at ``target`` may be replaced; nothing else is.
 
     Raises:
-      InvalidRequestError: ``source`` is no readable SavedModel, or has no such function; or ``target`` is no place for output
-        (an empty path, a folder in use, the source).
+      InvalidRequestError: ``source`` is no readable SavedModel, or has no such function; or ``target`` is no place for
+        output (an empty path, a folder in use, the source).
       OutputExistsError: ``target`` exists and may not be replaced.
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.

@@ -28,8 +28,8 @@ def stopped_by_signals(*, restore: bool) -> Iterator[None]:
     """End the process when a signal asks for it while the block runs.
 
     Signals that were ignored before (``nohup``, jobs in the background) stay ignored. In threads other than the main
-    one this does nothing. ``restore`` says whether the old handlers come back behind the block; if not, the signals
-    have their default action from there on, which suits a process that is about to exit.
+    one this does nothing. ``restore`` says whether the old handlers come back behind the block; if not, these stay, as
+    suits a process that is about to exit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -38,7 +38,8 @@ def stopped_by_signals(*, restore: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        stop.close(restore=restore)
+        if restore:
+            stop.close()
 
 
 class _Stop:
@@ -62,11 +63,11 @@ class _Stop:
             signal.signal(number, self._handle)
         os.register_at_fork(after_in_child=self._forget)
 
-    def close(self, *, restore: bool) -> None:
+    def close(self) -> None:
         if os.getpid() != self._process:
             return
         for number in self._numbers:
-            signal.signal(number, self._before[number] if restore else signal.SIG_DFL)
+            signal.signal(number, self._before[number])
         signal.set_wakeup_fd(self._wakeup)
         self._closed.set()
         os.write(self._write, b"\0")
