@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,7 +153,7 @@ def _put_back(old: Path, place: Path) -> None:
 
 def _new_name(parent: Path) -> Path:
     """Return a name that nobody has, noted before the folder exists: a signal may come at any time."""
-    folder = parent / f".tf_memsaver.part-{secrets.token_hex(8)}"
+    folder = parent / f".tf_memsaver.part-{os.urandom(8).hex()}"
     _scratch.add(folder)
     return folder
 
