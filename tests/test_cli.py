@@ -33,6 +33,15 @@ def build():
     layers += [keras.layers.GlobalAveragePooling2D(name="pool"), keras.layers.Dense(4, name="classes")]
     return keras.Sequential(layers, name="small")
 
+def rival():
+    # Another run ends while this one loads its model.
+    import pathlib
+    model = build()
+    pathlib.Path("plan.json").write_text('{"schema_version": 1, "of": "the other run"}')
+    pathlib.Path("out").mkdir()
+    pathlib.Path("out/plan.json").write_text('{"schema_version": 1, "of": "the other run"}')
+    return model
+
 def broken():
     raise RuntimeError("no such\\nthing")
 
@@ -334,6 +343,19 @@ def test_the_model_is_never_written_over(run: Any) -> None:
         assert code == 2 and "the source" in the_line(err)
     code, _, err = run("optimize", "out/saved_model", "--batch_size=8", "--output=out", "--overwrite")
     assert code == 2 and "the source" in the_line(err)
+
+
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+@pytest.mark.parametrize(("command", "output"), [("plan", "plan.json"), ("optimize", "out")])
+def test_of_two_runs_the_first_result_stays(run: Any, command: str, output: str, overwrite: tuple[str, ...]) -> None:
+    code, out, err = run(command, "cli_models:rival", "--batch_size=8", f"--output={output}", *overwrite)
+    assert code == 2 and not out and "in the meantime" in the_line(err)
+    assert "the other run" in Path("plan.json").read_text() and os.listdir("out") == ["plan.json"]
+    assert "the other run" in Path("out/plan.json").read_text()
+    assert sorted(name for name in os.listdir() if "cli_models" not in name) in (
+        ["__pycache__", "out", "plan.json"],
+        ["out", "plan.json"],
+    )
 
 
 def test_failed_optimize_leaves_nothing(run: Any) -> None:

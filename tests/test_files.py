@@ -14,7 +14,7 @@ import pytest
 
 from tf_memsaver import files
 from tf_memsaver.errors import OutputError, OutputExistsError
-from tf_memsaver.files import remove_scratch, scratch_folder, written
+from tf_memsaver.files import drop_unfinished, scratch_folder, written
 from tf_memsaver.targets import Kind, Target, check_target
 
 PLAN = '{"schema_version": 1, "text": "%s"}'
@@ -86,11 +86,19 @@ def test_modes_are_those_of_open_and_mkdir(tmp_path: Path, kind: Kind) -> None:
     for mask in (0o022, 0o077, 0o002):
         before = os.umask(mask)
         try:
-            write(target(tmp_path, kind, overwrite=True), "new")
+            write(target(tmp_path, kind), "new")
         finally:
             os.umask(before)
         full = 0o777 if kind is Kind.FOLDER else 0o666
         assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == full & ~mask
+        shutil.rmtree(tmp_path / "out") if kind is Kind.FOLDER else (tmp_path / "out").unlink()
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
+    write(target(tmp_path, Kind.FILE), "old")
+    (tmp_path / "out").chmod(0o640)
+    write(target(tmp_path, Kind.FILE, overwrite=True), "new")
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o640
 
 
 # Two at once --------------------------------------------------------------------------------------------------------
@@ -186,7 +194,7 @@ def test_a_private_folder_is_private_and_goes(tmp_path: Path) -> None:
     with scratch_folder(tmp_path) as one, scratch_folder(tmp_path) as two:
         assert one != two and stat.S_IMODE(one.stat().st_mode) == 0o700
         (one / "text").write_text("x")
-        remove_scratch()
+        drop_unfinished()
         assert not list(tmp_path.iterdir())
     assert not files._scratch
 

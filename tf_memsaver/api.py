@@ -257,11 +257,12 @@ def rewrite_saved_model(
       recompute: as in ``optimize_function``.
       candidates: as in ``optimize_function``.
       profile: as in ``search_plan``.
-      overwrite: whether ``target`` may exist; it is replaced in one step.
+      overwrite: whether a SavedModel at ``target`` may be replaced; nothing else is.
 
     Raises:
-      InvalidRequestError: ``source`` is no readable SavedModel, or has no such function.
-      OutputExistsError: ``target`` exists.
+      InvalidRequestError: ``source`` is no readable SavedModel, or has no such function; or ``target`` is no place for
+        output (an empty path, a folder in use, the source).
+      OutputExistsError: ``target`` exists and may not be replaced.
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.
     """

@@ -20,6 +20,7 @@ from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
 from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
+from tf_memsaver.files import scratch_folder
 from tf_memsaver.report.progress import Progress
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _run(invocation: Invocation) -> int:
     as_json = invocation.flags.format == "json"
     try:
         # What a user's model code prints is not a result.
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _temporary_files_go():
             result = _call(invocation)
     except MemsaverError as error:
         print(f"{PROGRAM}: {_one_line(str(error))}.", file=sys.stderr)
@@ -131,6 +132,21 @@ def _call(invocation: Invocation) -> Result:
 
 
 @contextlib.contextmanager
+def _temporary_files_go() -> Iterator[None]:
+    """Have all temporary files in one folder that goes at the end: TensorFlow removes its own only at a normal exit."""
+    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    with scratch_folder(tempfile.gettempdir()) as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = os.fspath(folder)
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before[0] is not None:
+                os.environ["TMPDIR"] = before[0]
+            tempfile.tempdir = before[1]
+
+
+@contextlib.contextmanager
 def _quiet_start() -> Iterator[None]:
     """Keep TensorFlow's start-up messages off stderr, unless the caller has set a log level or the import fails.
 
@@ -148,7 +164,7 @@ def _quiet_start() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except Exception:
+        except BaseException:
             os.dup2(own, 2)
             held.seek(0)
             os.write(2, held.read())

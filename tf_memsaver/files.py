@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,21 +21,33 @@ _CHANGED = "somebody else wrote there in the meantime, and this result is droppe
 
 _scratch: set[Path] = set()
 """The private folders that exist, or are about to."""
+_moved: dict[Path, Path] = {}
+"""Where a folder that is being replaced was moved, and where it belongs until the new one stands there."""
 
 
 @contextlib.contextmanager
 def scratch_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a fresh, private folder in ``parent`` that is removed at the end, however the block ends."""
+    """Yield a fresh, private folder in ``parent`` that is removed at the end, however the block ends.
+
+    Raises:
+      OutputError: it cannot be made.
+    """
     folder = _new_name(Path(parent))
     try:
-        folder.mkdir(mode=0o700)
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise OutputError(str(parent), error.strerror or str(error)) from error
         yield folder
     finally:
         _remove(folder)
 
 
-def remove_scratch() -> None:
-    """Remove all private folders of this process, for one that ends without unwinding."""
+def drop_unfinished() -> None:
+    """Put back what was being replaced and remove all private folders, for a process that ends without unwinding."""
+    for old, place in tuple(_moved.items()):
+        if os.path.lexists(old) and not os.path.lexists(place):
+            old.rename(place)
     for folder in tuple(_scratch):
         _remove(folder)
 
@@ -46,7 +57,8 @@ def written(target: Target) -> Iterator[Path]:
     """Yield the path to write a result to; at the end of the block it stands at ``target``, or nothing does.
 
     Where the result is a folder, an empty one lies at the path that is yielded. If the block fails, what was to be
-    replaced is as it was. Modes are those that ``open`` and ``mkdir`` give.
+    replaced is as it was. Modes are those that ``open`` and ``mkdir`` give, and a
+    file that is replaced keeps its own.
 
     Raises:
       OutputExistsError: the target was free, or was something else, when it was checked.
@@ -102,18 +114,23 @@ def _replace(fresh: Path, target: Target, old: Path) -> None:
     """Put ``fresh`` in the place of what stands at ``target``, if that is still the same; folders by way of ``old``."""
     _check_unchanged(target.path, target)
     if target.kind is Kind.FILE:
+        # As ``open`` would leave it.
+        shutil.copymode(target.path, fresh)
         fresh.replace(target.path)
         return
+    _moved[old] = target.path
     try:
         target.path.rename(old)
         # Nobody else finds it now. If what follows fails, it is moved back and never removed.
         _check_unchanged(old, target)
         _take_free(fresh, target)
+        _scratch.add(old)
     except BaseException:
         if os.path.lexists(old):
             _put_back(old, target.path)
         raise
-    _scratch.add(old)
+    finally:
+        del _moved[old]
     _remove(old)
 
 
@@ -136,7 +153,7 @@ def _put_back(old: Path, place: Path) -> None:
 
 def _new_name(parent: Path) -> Path:
     """Return a name that nobody has, noted before the folder exists: a signal may come at any time."""
-    folder = parent / f".tf_memsaver.part-{secrets.token_hex(8)}"
+    folder = parent / f".tf_memsaver.part-{os.urandom(8).hex()}"
     _scratch.add(folder)
     return folder
 

@@ -90,6 +90,7 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
     Raises:
       InvalidRequestError: an argument has no meaning.
       MeasurementError: the process failed; the message carries the end of its log.
+      OutputError: there is no room for temporary files.
     """
     options = checked(batch_size=batch_size, mode=mode, steps=steps, isolate=isolate)
     batch_size, steps = options["batch_size"], options["steps"]
@@ -127,6 +128,8 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            # What it leaves behind when it is killed goes with the folder.
+            env={**os.environ, "TMPDIR": os.fspath(folder)},
         )
         if done.returncode:
             tail = " | ".join(done.stderr.strip().splitlines()[-3:])
@@ -146,9 +149,12 @@ def _worker_command() -> list[str]:
     The worker searches the folders that this process does, in the same order, from its first import on: ``python -m``
     would put the working folder in front.
     """
-    start = "import sys; job, result, *sys.path = sys.argv[1:]"
-    run = "from tf_memsaver.measurement_worker import main; main(job, result)"
-    return [sys.executable, *(["-I"] if sys.flags.isolated else []), "-c", f"{start}; {run}"]
+    steps = (
+        "import sys; job, result, *sys.path = sys.argv[1:]",
+        "from tf_memsaver.tether import end_with_parent; end_with_parent()",
+        "from tf_memsaver.measurement_worker import main; main(job, result)",
+    )
+    return [sys.executable, *(["-I"] if sys.flags.isolated else []), "-c", "; ".join(steps)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

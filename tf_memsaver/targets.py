@@ -137,8 +137,8 @@ def _check_place(place: Path, text: str, sources: Sequence[str | os.PathLike[str
         )
     parent = place.parent
     if not parent.is_dir():
-        what = "is no folder" if os.path.lexists(parent) else "does not exist. Make it first"
-        raise InvalidRequestError(f"the folder '{parent}' of the output path {what}.")
+        what = "is no folder. Choose another path" if os.path.lexists(parent) else "does not exist. Make it first"
+        raise InvalidRequestError(f"the output path '{text}' is to lie in '{parent}', which {what}.")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise OutputError(text, f"the folder '{parent}' is not writable")
     existing = [Path(os.path.realpath(source)) for source in sources if os.fspath(source) and os.path.exists(source)]

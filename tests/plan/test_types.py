@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.strategies import chain, graphs, requests
-from tf_memsaver.errors import InvalidRequestError, PlanFormatError, PlanMismatchError
+from tf_memsaver.errors import InvalidRequestError, OutputExistsError, PlanFormatError, PlanMismatchError
 from tf_memsaver.plan.solve import solve
 from tf_memsaver.plan.types import MOST_LEVELS, Plan, Request, Segment, SegmentMode, check_cover
 
@@ -35,6 +35,19 @@ def test_json_round_trip_with_children(tmp_path: Path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_saving_takes_no_name_but_its_own(tmp_path: Path):
+    (tmp_path / "plan.json.part").write_text("mine")
+    some_plan().save(tmp_path / "plan.json")
+    some_plan().save(tmp_path / "plan.json")
+    assert (tmp_path / "plan.json.part").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(OutputExistsError, match="allow overwriting"):
+        some_plan().save(tmp_path / "plan.json", overwrite=False)
+    with pytest.raises(OutputExistsError, match="holds no plan"):
+        some_plan().save(tmp_path / "plan.json.part")
+    with pytest.raises(InvalidRequestError, match="empty"):
+        some_plan().save("")
 
 
 @settings(deadline=None, max_examples=50)

@@ -131,7 +131,7 @@ _FLAGS = {
     "points": _Flag(value="N", text="plans on the curve (default: 24)", default=24),
     "plan": _Flag(value="FILE", text="apply this plan file instead of planning"),
     "output": _Flag(value="PATH", text="where to write; never over something that is there, unless --overwrite"),
-    "overwrite": _Flag(value="", text="replace what --output holds", default=False),
+    "overwrite": _Flag(value="", text="replace an output of this program; anything else stays", default=False),
     "save_format": _Flag(
         value="NAMES",
         text="what to write beside plan.json: keras, saved_model (default: both)",

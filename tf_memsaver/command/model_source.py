@@ -15,7 +15,7 @@ import h5py
 import keras
 from absl import logging
 
-from tf_memsaver.command.arguments import Kind, check_application, kind_of
+from tf_memsaver.command.arguments import SourceKind, check_application, kind_of
 from tf_memsaver.errors import InvalidRequestError
 
 
@@ -40,12 +40,12 @@ def load_model(
       InvalidRequestError: nothing is found under that name, or what is found fails or is not a Keras model.
     """
     kind = kind_of(source)
-    if kind is Kind.APPLICATION:
+    if kind is SourceKind.APPLICATION:
         # Keras knows the names; building the model takes seconds.
         _check_names(optimizer, loss)
         model = _from_applications(source, input_shape)
     else:
-        model = _from_file(source) if kind is Kind.FILE else _from_function(source)
+        model = _from_file(source) if kind is SourceKind.FILE else _from_function(source)
     return _compiled(model, optimizer, loss)
 
 
