@@ -183,7 +183,10 @@ def _search(model: keras.Model, flags: Any, progress: Progress) -> Plan:
     limits = {name: getattr(flags, name) for name in LIMITS}
     batch_size = _batch_size(flags, None)
     with progress.stage("tracing one training step and planning"):
-        return api.search_plan(model, batch_size=batch_size, **limits)
+        made = api.search_plan(model, batch_size=batch_size, **limits)
+    if made.advice:
+        progress.note(made.advice)
+    return made
 
 
 def _planned(model: keras.Model, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
