@@ -327,7 +327,9 @@ def _replay(
     _free_constants(added)
     witness = replay_witness(added[: end - start], added, [outputs[place] for place in arrived], found, gates)
     products = [place >= len(gated) and _is_product(gradient) for place, gradient in enumerate(gradients)]
-    if witness is not None and all(gradient is None or free for gradient, free in zip(gradients, products, strict=True)):
+    if witness is not None and all(
+        gradient is None or free for gradient, free in zip(gradients, products, strict=True)
+    ):
         products = [False] * len(gradients)
     waiting = [not free and gradient is not None for gradient, free in zip(gradients, products, strict=True)]
     copies = _together(list(itertools.compress(gradients, waiting)), None if witness is None else gates.gate([witness]))
