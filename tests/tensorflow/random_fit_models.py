@@ -142,7 +142,7 @@ class NoTrainingArgument(OwnCall):
         return run_steps(self.steps, inputs if isinstance(inputs, (list, tuple)) else [inputs])
 
 
-class _OfList:
+class OfList:
     """Gives several tensors to a layer that takes a list of them."""
 
     def __init__(self, layer: Any) -> None:
@@ -153,15 +153,16 @@ class _OfList:
 
 
 def _layers_of(function: Any) -> list[Any]:
-    layer = function.layer if isinstance(function, _OfList) else function
+    layer = function.layer if isinstance(function, OfList) else function
     return [layer] if isinstance(layer, layers.Layer) else []
 
 
 # What a draw can be ---------------------------------------------------------------------------------------------------
 
 _CHAINED = (
-    "mixing", "mixing", "mixing", "activation", "normalization", "normalization", "prelu", "prelu_shared", "per_channel",
-    "layer_scale", "dropout", "noise", "averaged", "experts_layer", "residual_layer", "nested", "depthwise",
+    "mixing", "mixing", "mixing", "activation", "normalization", "normalization", "prelu", "prelu_shared",
+    "per_channel", "layer_scale", "dropout", "noise", "averaged", "experts_layer", "residual_layer", "nested",
+    "depthwise",
 )  # fmt: skip
 _BRANCHED = (
     "residual", "residual", "residual", "experts", "experts", "time", "time", "attention", "gated", "squeeze", "join",
@@ -322,7 +323,7 @@ class _Builder:
         if len(places) == 2 and self.random.random() < 0.4:
             self._apply(lambda a, b: a + b, *places)
         else:
-            self._apply(_OfList(layers.Add(name=self._name("add"))), *places)
+            self._apply(OfList(layers.Add(name=self._name("add"))), *places)
 
     def _draw_experts(self) -> None:
         """Branches of one tensor, weighted by a softmax: of each position, or of the whole sample."""
@@ -350,7 +351,7 @@ class _Builder:
                 place = self._step(self._mixing(), place)
             part = self._step(weight(number), gate)
             if self.random.random() < 0.5:
-                weighted.append(self._step(_OfList(layers.Multiply(name=self._name("weighted"))), place, part))
+                weighted.append(self._step(OfList(layers.Multiply(name=self._name("weighted"))), place, part))
             else:
                 weighted.append(self._step(lambda a, b: a * b, place, part))
         if self.random.random() < 0.3:
@@ -405,7 +406,7 @@ class _Builder:
         gate = self._step(layers.Dense(WIDTH, "sigmoid", name=self._name("excite")), small)
         shape = (-1, *[1] * (len(self._shape) - 1), WIDTH)
         spread = self._step(layers.Reshape(shape[1:], name=self._name("spread")), gate)
-        self._apply(_OfList(layers.Multiply(name=self._name("excited"))), source, spread)
+        self._apply(OfList(layers.Multiply(name=self._name("excited"))), source, spread)
 
     def _draw_join(self) -> None:
         kind = self.random.choice(["add", "add", "add", "multiply", "concatenate", "average", "subtract", "maximum"])
@@ -417,7 +418,7 @@ class _Builder:
         if kind == "add":
             self._add(places)
         elif kind == "concatenate":
-            joined = self._step(_OfList(layers.Concatenate(name=name)), *places)
+            joined = self._step(OfList(layers.Concatenate(name=name)), *places)
             self._apply(self._mixing(), joined)
         else:
             kinds = {
@@ -427,7 +428,7 @@ class _Builder:
                 "maximum": layers.Maximum,
             }
             made = kinds[kind](name=name)
-            self._apply(_OfList(made), *(places[:2] if kind == "subtract" else places))
+            self._apply(OfList(made), *(places[:2] if kind == "subtract" else places))
 
     def _draw_shared(self) -> None:
         if not self._shared or self.random.random() < 0.5:
@@ -463,13 +464,15 @@ class _Builder:
             made[0].trainable = not (freeze and frozen)
             for layer in made:
                 self._apply(layer)
-            self._apply(_OfList(layers.Add(name=self._name("block_add"))), self._at, skip)
+            self._apply(OfList(layers.Add(name=self._name("block_add"))), self._at, skip)
         self._frozen = frozen
 
     # The end --------------------------------------------------------------------------------------------------------
 
     def finish(self) -> tuple[Any, str]:
         """Add the head; return the loss, and what it compares with."""
+        if self._time is not None and not any(self._time in step.reads for step in self.steps):
+            self._draw_time()
         if self.kind != "dense" and self.random.random() < 0.7:
             self._apply(self._pooling())
         elif self.kind != "dense" and self.random.random() < 0.5:

@@ -172,7 +172,7 @@ class SublayerCalls(ModelFunction):
             self.outputs[layer.path] = keras.tree.map_structure(lambda _: None, layer.outputs, none_is_leaf=False)
             if _is_network(layer.layer):
                 self.nested[layer.path] = layer.layer
-            pinned = _reason(layer, group, resident, slots)
+            pinned = _reason(layer, group, resident, slots) or _splits_a_sum(group, groups)
             kind = type(layer.layer).__name__
             sections.append(Section(label=layer.path, kind=kind, group=group, pinned=pinned))
         return tuple(sections)
@@ -234,6 +234,19 @@ def _numbers(graph: Any, layers: Sequence[TracedLayer], scope: str) -> Callable[
         return owner.get(label)
 
     return number_of
+
+
+def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
+    """Return why a replay would change the order of a sum, or an empty string.
+
+    The gradient of a tensor with several readers is one sum of all their terms. A replay adds up its own first, and the
+    code behind it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.segments`` does).
+    """
+    made = {slot for each in groups for slot in each.outputs}
+    for slot in made.intersection(group.inputs):
+        if len(group.readers(slot)) > 1 and any(slot in each.inputs for each in groups if each is not group):
+            return "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
+    return ""
 
 
 def _reason(layer: TracedLayer, group: GroupCall, resident: frozenset[int], slots: Mapping[int, int]) -> str:
