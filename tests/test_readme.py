@@ -1,45 +1,82 @@
-"""The README's Python blocks run, in order, in one process; its commands and links exist."""
+"""What README.md and docs/ show is so: Python blocks run, in order; commands, flags, links and paths exist."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tf_memsaver.command.flags import COMMANDS
+from tf_memsaver.units import format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
-def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "readme"}
-    found = blocks("python")
-    assert len(found) >= 5
-    for number, block in enumerate(found):
-        exec(compile(block, f"README.md, block {number}", "exec"), names)
-    assert (tmp_path / "plan.json").is_file() and (tmp_path / "exported" / "saved_model.pb").is_file()
+    names: dict[str, object] = {"__name__": page.stem}
+    for number, block in enumerate(blocks(page, "python")):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
 
 
-def test_it_opens_with_commands_that_exist() -> None:
-    for line in blocks("sh")[0].splitlines():
-        assert (ROOT / line.split()[0]).stat().st_mode & 0o111
+def test_the_first_screen_says_what_it_is_and_what_to_type() -> None:
+    screen = "\n".join(README.read_text(encoding="utf-8").splitlines()[:50])
+    for needed in (
+        "gradient checkpointing",
+        "rematerialization",
+        "pip install",
+        "optimize(",
+        "tools/demo",
+        "tools/test",
+    ):
+        assert needed in screen
 
 
-def test_command_lines_use_flags_that_exist() -> None:
-    lines = [line.split() for block in blocks("sh") for line in block.splitlines() if line.startswith("tf-memsaver")]
-    assert {words[1] for words in lines} == set(COMMANDS)
+def test_the_first_table_is_as_measured() -> None:
+    rows = json.loads((ROOT / "tools" / "results" / "bench_models.json").read_text(encoding="utf-8"))["rows"]
+    measured = {(row["model"], row["variant"]): row for row in rows}
+    shown = re.findall(r"^\| (.*?) \| (.*?iB) \| (.*?iB) \| (\d+%) \| (.*?) \| identical \|$", README.read_text(), re.M)
+    assert len(shown) == 5
+    for name, plain_peak, peak, saved, step in shown:
+        plain, optimized = (measured[name.replace("-", ""), variant] for variant in ("plain", "auto"))
+        assert (plain_peak, peak) == (format_bytes(plain["peak_bytes"]), format_bytes(optimized["peak_bytes"]))
+        assert saved == f"{1 - optimized['peak_bytes'] / plain['peak_bytes']:.0%}"
+        assert step == f"{optimized['step_ratio']:.2f}×" and optimized["parity"]["identical"]
+
+
+def test_commands_and_flags_exist() -> None:
+    lines = [line.split() for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    assert {words[1] for words in lines if words[0] == "tf-memsaver"} == set(COMMANDS)
     for words in lines:
-        used = {word[2:].split("=")[0] for word in words if word.startswith("--")}
-        assert used <= set(COMMANDS[words[1]].flags)
+        if words[0] == "tf-memsaver":
+            used = {word[2:].split("=")[0] for word in words if word.startswith("--")}
+            assert used <= set(COMMANDS[words[1]].flags)
+        elif words[0].startswith("tools/"):
+            assert (ROOT / words[0]).stat().st_mode & 0o111
 
 
-def test_links_lead_to_files() -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), anchor
+    for path in re.findall(r"`((?:docs|tests|tools)/[\w./]+)", text):
+        assert (ROOT / path).exists(), path
