@@ -69,7 +69,6 @@ NO_PATHS = [3, None, "", b"x", "a\0b", ["x"]]
                 "isolate": ["no", 1, 0, None],
                 "overwrite": ["no", 1, 0, None],
                 "source": NO_PATHS,
-                "target": NO_PATHS,
             }.items()
             for number, value in enumerate([*values, Unprintable()])
         ]
@@ -98,7 +97,6 @@ def test_what_an_option_may_not_be(name: str, value: Any) -> None:
         ("keep", ["a", "b"], ("a", "b")),
         ("keep", (), ()),
         ("functions", "call", ("call",)),
-        ("target", Path("out"), "out"),
     ],
 )
 def test_what_an_option_may_be(name: str, value: Any, used: Any) -> None:

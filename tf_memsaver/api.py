@@ -269,8 +269,9 @@ def rewrite_saved_model(
     request = _request(budget, max_overhead, strategy, keep, recompute, candidates, "op", profile)
     batch_size = _known_or_none(batch_size)
     plans = saved_model.rewrite(
+        target=target,
         planner=lambda calls: _function_plan(calls, batch_size, request),
-        **checked(source=source, target=target, functions=functions, overwrite=overwrite),
+        **checked(source=source, functions=functions, overwrite=overwrite),
     )
     for name, plan in plans.items():
         _tell_of(f"function '{name}'", plan)

@@ -205,7 +205,6 @@ OPTIONS = {
     "isolate": Option(switch),
     "overwrite": Option(switch),
     "source": Option(path),
-    "target": Option(path),
     "functions": Option(names, _list),
     # Of the command alone.
     "input_shape": Option(sizes, _ints),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -131,21 +132,31 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
         raise InvalidRequestError(
             "the two models do not share their variables: compare a model with what optimize(model) returned for it"
         )
-    with KeptState(model, optimized) as state:
+    with KeptState(model, optimized), _built(model), KeptState(model, optimized) as state:
         stand_in = batch.needs_stand_in(model, batch_size, run=True)
-        fits = not stand_in and _can_be_fitted(model, state, batch_size, mode)
+        trial = _Trial(state, batch_size, steps, mode, stand_in)
+        plain_step = trial.step_of(model)
+        plain, fits = trial.train(model, plain_step), False
+        if own_optimizer(model) is not None and mode != "eager" and not stand_in:
+            try:
+                plain |= trial.fit(model)
+                fits = True
+            except Exception as error:  # Whatever a train_step that somebody wrote may raise.
+                logging.warning(
+                    "model '%s' cannot be trained by fit on made-up data (%s): its step is compared in a loop alone",
+                    model.name,
+                    batch.first_line(error),
+                )
 
-        def trained(subject: Any) -> Record:
-            record = _train(subject, state, batch_size, steps, mode, stand_in)
-            return {**record, **_fit(subject, state, batch_size, steps, mode)} if fits else record
+        def trained(subject: Any, step: TrainingStep) -> Record:
+            return {**trial.train(subject, step), **(trial.fit(subject) if fits else {})}
 
-        plain = trained(model)
-        repeated = trained(model)
+        repeated = trained(model, plain_step)
         deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, repeated))
         with _deterministic_ops() if deterministic else contextlib.nullcontext():
             if deterministic:
-                plain = trained(model)
-            other = trained(optimized)
+                plain = trained(model, trial.step_of(model))
+            other = trained(optimized, trial.step_of(optimized))
     return Verification(
         mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=_compare(plain, other)
     )
@@ -168,63 +179,67 @@ def _deterministic_ops() -> Iterator[None]:
 Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
 
 
-def _train(model: Any, state: KeptState, batch_size: int, steps: int, mode: str, stand_in: bool) -> Record:
-    """Return every tensor of the training under (kind, name, step)."""
-    state.restore()
-    example, own = batch.synthetic_batch(model, batch_size), own_optimizer(model)
-    optimizer = keras.optimizers.SGD(0.01) if own is None else own
-    step = TrainingStep(model, mode, example, optimizer=optimizer, stand_in=stand_in)
-    record: Record = {}
-    for number in range(steps):
-        loss, gradients = step.run(*batch.synthetic_batch(model, batch_size, seed=number))
-        record["loss", "loss", number] = loss.numpy()
-        for variable, gradient in zip(step.weights, gradients, strict=True):
-            record["gradient", variable.path, number] = _array(gradient)
-        for variable in model.variables:
-            kind = "weight" if variable.trainable else "state"
-            record[kind, variable.path, number] = variable.numpy()
-    return record
+@contextlib.contextmanager
+def _built(model: Any) -> Iterator[None]:
+    """Build the optimizer of a compiled model, so that what is traced keeps its slots when they are restored."""
+    optimizer = own_optimizer(model)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    yield
 
 
-def _can_be_fitted(model: Any, state: KeptState, batch_size: int, mode: str) -> bool:
-    """Whether Keras's ``fit`` trains a model on made-up data; the log says so if it should and does not."""
-    if own_optimizer(model) is None or mode == "eager":
-        return False
-    try:
-        _fit(model, state, batch_size, 1, mode)
-    except Exception as error:  # Whatever a train_step that somebody wrote may raise.
-        logging.warning(
-            "model '%s' cannot be trained by fit on made-up data (%s): its step is compared in a loop alone",
-            model.name,
-            batch.first_line(error),
-        )
-        return False
-    return True
+class _Trial:
+    """Trains models from the same state on the same batches, and keeps every number under (kind, name, step)."""
 
+    def __init__(self, state: KeptState, batch_size: int, steps: int, mode: str, stand_in: bool) -> None:
+        self._state, self._batch_size, self._steps = state, batch_size, steps
+        self._mode, self._stand_in = mode, stand_in
 
-def _fit(model: Any, state: KeptState, batch_size: int, steps: int, mode: str) -> Record:
-    """Return what ``fit`` logs after every step and leaves in the variables, under (kind, name, step)."""
-    state.restore()
-    subject = another(model)
-    subject.run_eagerly, subject.jit_compile = False, mode == "xla"
-    batches = [batch.synthetic_batch(model, batch_size, seed=number) for number in range(steps)]
-    samples = keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
-    # A last batch that is not full leaves the batch dimension free, as most data does.
-    count = max(1, steps * batch_size - 1)
-    data = tf.data.Dataset.from_tensor_slices(samples).take(count).batch(batch_size)
-    record: Record = {}
+    def step_of(self, model: Any) -> TrainingStep:
+        """Return the model's training step in a loop; it may be run again and again."""
+        example, own = batch.synthetic_batch(model, self._batch_size), own_optimizer(model)
+        optimizer = keras.optimizers.SGD(0.01) if own is None else own
+        return TrainingStep(model, self._mode, example, optimizer=optimizer, stand_in=self._stand_in)
 
-    def note(step: int, logs: dict[str, Any]) -> None:
-        record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
+    def train(self, model: Any, step: TrainingStep) -> Record:
+        """Return the loss, the gradients and all variables of every step."""
+        self._state.restore()
+        record: Record = {}
+        for number in range(self._steps):
+            loss, gradients = step.run(*batch.synthetic_batch(model, self._batch_size, seed=number))
+            record["loss", "loss", number] = loss.numpy()
+            for variable, gradient in zip(step.weights, gradients, strict=True):
+                record["gradient", variable.path, number] = _array(gradient)
+            for variable in model.variables:
+                kind = "weight" if variable.trainable else "state"
+                record[kind, variable.path, number] = variable.numpy()
+        return record
 
-    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))
-    subject.fit(data, shuffle=False, verbose=0, callbacks=[noting])
-    for variable in subject.variables:
-        kind = "weight after fit" if variable.trainable else "state after fit"
-        record[kind, variable.path, steps - 1] = variable.numpy()
-    for place, variable in enumerate(subject.optimizer.variables):
-        record["slot after fit", f"{place} {variable.path}", steps - 1] = variable.numpy()
-    return record
+    def fit(self, model: Any) -> Record:
+        """Return what ``fit`` logs after every step and leaves in the variables."""
+        self._state.restore()
+        subject = another(model)
+        subject.run_eagerly, subject.jit_compile = False, self._mode == "xla"
+        batches = [batch.synthetic_batch(model, self._batch_size, seed=number) for number in range(self._steps)]
+        # A last batch that is not full leaves the batch dimension free, as most data does.
+        count = max(1, self._steps * self._batch_size - 1)
+        x, y = keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0)[:count], *batches)
+        record: Record = {}
+
+        def note(step: int, logs: dict[str, Any]) -> None:
+            record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
+
+        noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))
+        with warnings.catch_warnings():
+            # Keras warns of what is so in the user's own fit, too.
+            warnings.simplefilter("ignore")
+            subject.fit(x, y, batch_size=self._batch_size, shuffle=False, verbose=0, callbacks=[noting])
+        for variable in subject.variables:
+            kind = "weight after fit" if variable.trainable else "state after fit"
+            record[kind, variable.path, self._steps - 1] = variable.numpy()
+        for place, variable in enumerate(subject.optimizer.variables):
+            record["slot after fit", f"{place} {variable.path}", self._steps - 1] = variable.numpy()
+        return record
 
 
 def _array(gradient: Any) -> np.ndarray[Any, Any] | None:

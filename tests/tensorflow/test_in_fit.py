@@ -200,7 +200,7 @@ class _Net(layers.Layer):
 
 
 @register
-class OwnStep(Told):
+class OwnLossStep(Told):
     """A model whose training step only ``fit`` runs; it may be made to train otherwise where it is optimized."""
 
     otherwise = False
@@ -217,7 +217,7 @@ class OwnStep(Told):
 
 
 def test_verify_runs_what_fit_runs() -> None:
-    model = compiled(OwnStep())
+    model = compiled(OwnLossStep())
     optimized = tf_memsaver.optimize(model, batch_size=4, inputs=tf.TensorSpec((None, 8)), strategy="recompute_all")
     before = [v.numpy() for v in model.variables]
     found = tf_memsaver.verify(model, optimized, batch_size=4, steps=2)
@@ -228,11 +228,11 @@ def test_verify_runs_what_fit_runs() -> None:
     assert ("own_loss", 1) in {(each.name, each.step) for each in found.checks}
     assert model.train_function is None and optimized.train_function is None and not model.optimizer.built
     assert all((v.numpy() == old).all() for v, old in zip(model.variables, before, strict=True))
-    OwnStep.otherwise = True
+    OwnLossStep.otherwise = True
     try:
         found = tf_memsaver.verify(model, optimized, batch_size=4, steps=2)
     finally:
-        OwnStep.otherwise = False
+        OwnLossStep.otherwise = False
     differing = {each.kind for each in found.checks if not each.identical}
     assert not found.passed and differing and all("fit" in kind for kind in differing)
 

@@ -65,6 +65,12 @@ LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says, but for what a plan saves."""
+    said = [record.getMessage() for record in caplog.records if record.name == "absl"]
+    return [each for each in said if "saves no memory" not in each]
+
+
 def _all_verbs(model: keras.Model) -> None:
     built = model._compile_loss.built
     assert tf_memsaver.estimate(model, batch_size=4).activation_bytes
@@ -79,7 +85,7 @@ def test_the_mean_square_stands_in(name: str, caplog: pytest.LogCaptureFixture) 
     loss, said = LOSSES[name]
     model = _dense(loss())
     _all_verbs(model)
-    warnings = [record.getMessage() for record in caplog.records if record.name == "absl"]
+    warnings = _warnings(caplog)
     assert len(warnings) == 4 and all(said in warning for warning in warnings)
     assert all("the bytes that the loss itself takes are not counted" in warning for warning in warnings)
 
@@ -112,7 +118,7 @@ def test_losses_of_some_outputs_need_no_stand_in(
     is_dict: bool, compiled: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     _all_verbs(_two_outputs(is_dict, **compiled))
-    assert not [record for record in caplog.records if record.name == "absl"]
+    assert not _warnings(caplog)
 
 
 def test_a_model_is_trained_as_ever_afterwards(caplog: pytest.LogCaptureFixture) -> None:
