@@ -436,7 +436,7 @@ def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
     while True:
         operation = tensor.op
         source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
-        if operation.type in ("EnsureShape", "Sub") and _COPY.search(operation.name):
+        if operation.type == "Sub" and _COPY.search(operation.name):
             source = operation.inputs[0]
         if operation.type == "Reshape" and operation.inputs[0].op.type == "Sum":
             summed = operation.inputs[0].op.inputs[0]
@@ -512,13 +512,12 @@ def _gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
 def _as_term(tensor: tf.Tensor) -> tf.Tensor:
     """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
 
-    Graph optimisation does not see that the operation does nothing, and its kernel copies nothing. Without a size it
-    passes on what is known of the shape.
+    Graph optimisation takes this operation out, with the ``IdentityN`` in front of it, where nothing controls the two:
+    then the term is what made the tensor. Either way the shape stays the same, symbol by symbol, by which operands of
+    unknown size are known to be of one shape.
     """
-    if tensor.shape.rank is None:
-        return tensor
     with tf.name_scope(f"{_maker(tensor).name}/"):
-        return tf.raw_ops.EnsureShape(input=tensor, shape=[None] * tensor.shape.rank, name=_TERM)
+        return tf.raw_ops.Identity(input=tensor, name=_TERM)
 
 
 def _goes_to_a_kernel(tensor: tf.Tensor) -> bool:
