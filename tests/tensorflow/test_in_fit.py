@@ -15,6 +15,7 @@ from keras import layers
 import tf_memsaver
 from tests.tensorflow import models
 from tests.tensorflow.models import register
+from tests.tensorflow.plans import labels, optimized_by_hand
 from tests.tensorflow.training import assert_fit_alike, assert_identical, train
 
 GRANULARITIES = ("layer", "op")
@@ -268,3 +269,38 @@ def test_a_plan_that_saves_says_what(caplog: pytest.LogCaptureFixture) -> None:
         optimized = tf_memsaver.optimize(model, batch_size=8192, strategy="min_peak")
     assert not _said(caplog)
     assert f"model '{model.name}': {optimized.memsaver_plan}" in caplog.text
+
+
+def _diffusion(blocks: int = 2, width: int = 8) -> Any:
+    """A small network of residual blocks that each take silu of one embedding, as those of diffusion models do."""
+    image, time = keras.Input((6, 6, width)), keras.Input((16,))
+    embedding, x = layers.Dense(16)(time), image
+    for _ in range(blocks):
+        h = keras.activations.silu(layers.GroupNormalization(4)(x))
+        h = layers.Conv2D(width, 3, padding="same")(h)
+        h = layers.Add()([h, layers.Dense(width)(keras.activations.silu(embedding))[:, None, None, :]])
+        x = layers.Add()([x, layers.Conv2D(width, 3, padding="same", activation="silu")(h)])
+    return keras.Model([image, time], layers.Conv2D(3, 1)(x))
+
+
+def test_silu_of_one_tensor_in_every_block() -> None:
+    """The sigmoid of one block's gradient must not be taken for that of another block's replay."""
+    model = compiled(_diffusion(), "mse")
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    assert len(optimized.memsaver_plan.recomputed) > 15
+    generator = np.random.default_rng(0)
+    x = [generator.standard_normal(shape).astype("float32") for shape in ((18, 6, 6, 8), (18, 16))]
+    y = generator.standard_normal((18, 6, 6, 3)).astype("float32")
+    assert_fit_alike(model, optimized, x, y, batch_size=4)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_prelu_with_shared_axes_in_a_functional_model(size: int) -> None:
+    inputs = keras.Input((size, size, 3))
+    x = layers.PReLU(shared_axes=[1, 2])(layers.Conv2D(8, 3, padding="same")(inputs))
+    outputs = layers.Dense(3, activation="softmax")(layers.GlobalAveragePooling2D()(x))
+    model = compiled(keras.Model(inputs, outputs), "sparse_categorical_crossentropy")
+    optimized = optimized_by_hand(model, *[(name, name) for name in labels(model)[:3]])
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((18, size, size, 3)).astype("float32"), generator.integers(0, 3, 18)
+    assert_fit_alike(model, optimized, x, y, batch_size=4, epochs=4)
