@@ -45,6 +45,9 @@ _READS_OTHERS = frozenset(
 """Ops whose gradient for one input reads the others."""
 
 
+_WAITED_FOR_BY_SIZES = frozenset({"Conv2D", "Conv3D"})
+"""Ops whose gradient reads the sizes of their input by an op (``ShapeN``), which becomes a constant that waits for it."""
+
 _SCOPE = "memsaver_witness"
 """Name scope of what is added here."""
 
@@ -133,6 +136,37 @@ def held_through_sums_behind(tensors: Iterable[Any], gates: Gates) -> tuple[tf.T
             if len(_terms_of(last)) > 2:
                 held.append(_read_behind(last, [tensor], gates))
     return tuple(held)
+
+
+def keep_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
+    """Read convolutions once more behind a LeakyRelu, where somebody waits for the LeakyRelu in the plain step.
+
+    The remapper (``FindContractionWithActivation``, TensorFlow 2.21) joins a convolution with a LeakyRelu that nobody
+    waits for, whatever else reads the convolution. It fails then, and nothing is fused in the whole graph. In the plain
+    step the sizes for the gradient of a convolution behind the LeakyRelu wait for it, once graph optimisation knows
+    them.
+
+    Args:
+      operations: those of a first run, with all that reads its results.
+      inputs: what the segment reads; its sizes are read behind a gate.
+      gates: what reads single elements.
+
+    Returns:
+      What was read, as ``first_run_witness``.
+    """
+    read = []
+    for operation in (*operations, *(_before_passed_on(tensor).op for tensor in inputs)):
+        if operation.type != "LeakyRelu" or not operation.outputs[0].shape.is_fully_defined():
+            continue
+        source = operation.inputs[0]
+        if (source.op.inputs[0] if source.op.type == "BiasAdd" else source).op.type != "Conv2D":
+            continue
+        if operation.graph is not tf.compat.v1.get_default_graph():
+            continue
+        if any(reader.type in _WAITED_FOR_BY_SIZES for reader in _readers_of(operation.outputs[0])):
+            with tf.control_dependencies([operation]), tf.name_scope(_SCOPE):
+                read.append(gates.first_elements([source]))
+    return tuple(read)
 
 
 def _sums_of(tensor: Any) -> Iterator[Any]:

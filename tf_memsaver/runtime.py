@@ -35,7 +35,7 @@ from tf_memsaver import twins
 from tf_memsaver.capture.operations import has_custom_gradient
 from tf_memsaver.emission import ends_segment, followed, registered_segment
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
-from tf_memsaver.fan_out import first_run_witness, held_through_sums_behind, replay_witness
+from tf_memsaver.fan_out import first_run_witness, held_through_sums_behind, keep_convolutions, replay_witness
 from tf_memsaver.gates import Gates, behind, is_of_shapes
 from tf_memsaver.plain_names import Names, plain_name
 
@@ -268,6 +268,7 @@ def _replay_gradients(
         # What reads the outputs is known by now.
         first.witness += held_through_sums_behind(first.needed, shared.gates)
         first.needed = ()
+        first.witness += keep_convolutions(first.operations, inputs, shared.gates)
         described = _described(function, first, places, arrived, inputs, weights, shared.gates)
         gradients = shared.traces.gradients(described, trace, shared.names.kept)
 
