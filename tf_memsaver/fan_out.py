@@ -14,7 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.calls import ADDITIONS
-from tf_memsaver.capture.operations import custom_gradient_bodies, has_custom_gradient, sums_of_many, viewed_input
+from tf_memsaver.capture.operations import (
+    SUMS,
+    custom_gradient_bodies,
+    has_custom_gradient,
+    sums_of_many,
+    viewed_input,
+)
+from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.emission import ends_segment
 from tf_memsaver.gates import Gates
 
@@ -38,6 +45,9 @@ _READS_OTHERS = frozenset(
 """Ops whose gradient for one input reads the others."""
 
 
+_WAITED_FOR_BY_SIZES = frozenset({"Conv2D", "Conv3D"})
+"""Ops whose gradient reads the sizes of their input by an op (``ShapeN``), which becomes a constant that waits for it."""
+
 _SCOPE = "memsaver_witness"
 """Name scope of what is added here."""
 
@@ -46,8 +56,8 @@ _FUSED_WITH_PADS = frozenset("AvgPool BatchMatMulV2 Conv2D Conv3D DepthwiseConv2
 
 
 def first_run_witness(
-    operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any], gradient_scope: str, gates: Gates
-) -> tf.Tensor | None:
+    operations: Sequence[Any], sources: Iterable[Any], results: Sequence[Any], gradient_scope: str, gates: Gates
+) -> tuple[tf.Tensor | None, tuple[tf.Tensor, ...]]:
     """Add a reader to every value that the plain step's backward ops read and that has one reader here.
 
     The square that the gradient of a cube computes is added, too: graph optimisation takes it for the forward pass as
@@ -62,7 +72,8 @@ def first_run_witness(
 
     Returns:
       What was read, as one float32 vector, or None if nothing was. What is run must depend on it by data: where a
-      control dependency is all, the graph optimizer takes the readers out.
+      control dependency is all, the graph optimizer takes the readers out. And those of the results whose values the
+      plain step's backward ops read (``held_through_sums_behind``).
     """
     # Those of segments inside are for their gradients, which nobody takes here.
     operations = [operation for operation in operations if _SCOPE not in operation.name]
@@ -71,14 +82,23 @@ def first_run_witness(
         for tensor in operation.inputs:
             readers.setdefault(id(tensor), []).append(operation)
 
+    of_passed: dict[int, list[Any]] = {}
+    for operation in operations:
+        if not _passes_on(operation):
+            for tensor in operation.inputs:
+                of_passed.setdefault(id(_before_passed_on(tensor)), []).append(operation)
+
     def may_be_fused(tensor: Any) -> bool:
-        only = readers.get(id(tensor), [])
-        return len(only) == 1 and (only[0].type not in _FUSED_WITH_PADS or tensor.op.type in ("Pad", "PadV2"))
+        source = _before_passed_on(tensor)
+        only = of_passed.get(id(source), [])
+        return len(only) == 1 and (only[0].type not in _FUSED_WITH_PADS or source.op.type in ("Pad", "PadV2"))
 
     needed = list(_read_by_gradients(operations, sources, results))
     read = [tensor for tensor in needed if may_be_fused(tensor)]
-    held = _held_through_sums(operations, readers, {id(_buffer(tensor)) for tensor in needed}, gates)
-    return _witness([*read, *_squares_of_cubes(operations, gradient_scope), *held], gates)
+    buffers = {id(_buffer(tensor)) for tensor in needed}
+    held = _held_through_sums(operations, readers, buffers, gates)
+    witness = _witness([*read, *_squares_of_cubes(operations, gradient_scope), *held], gates)
+    return witness, tuple(tensor for tensor in results if id(_buffer(tensor)) in buffers)
 
 
 def _held_through_sums(
@@ -88,9 +108,112 @@ def _held_through_sums(
     for last, terms in sums_of_many(operations, readers):
         held = [tensor for tensor in terms if id(_buffer(tensor)) in needed]
         if held:
-            with tf.name_scope(_SCOPE):
-                # Behind it by data: an operation that another one waits for is not joined with others.
-                yield gates.first_elements(held, behind=gates.gate([gates.first_elements([last.outputs[0]])]))
+            yield _read_behind(last, held, gates)
+
+
+def _read_behind(last: Any, terms: Sequence[Any], gates: Gates) -> tf.Tensor:
+    with tf.name_scope(_SCOPE):
+        # Behind it by data: an operation that another one waits for is not joined with others.
+        return gates.first_elements(terms, behind=gates.gate([gates.first_elements([last.outputs[0]])]))
+
+
+def held_through_sums_behind(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
+    """Read what is a term of a sum behind its segment once more, behind the sum: see ``sums_of_many``.
+
+    Args:
+      tensors: results of a first run that the plain step needs longer.
+      gates: what reads single elements.
+
+    Returns:
+      What was read, as ``first_run_witness``.
+    """
+    held = []
+    for tensor in tensors:
+        # A backward pass in a graph of its own gets the terms as they stand.
+        if tensor.graph is not tf.compat.v1.get_default_graph():
+            continue
+        for last in {id(last): last for last in _sums_of(tensor)}.values():
+            if len(_terms_of(last)) > 2:
+                held.append(_read_behind(last, [tensor], gates))
+    return tuple(held)
+
+
+def keep_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
+    """Read convolutions once more behind a LeakyRelu, where somebody waits for the LeakyRelu in the plain step.
+
+    The remapper (``FindContractionWithActivation``, TensorFlow 2.21) joins a convolution with a LeakyRelu that nobody
+    waits for, whatever else reads the convolution. It fails then, and nothing is fused in the whole graph. In the plain
+    step the sizes for the gradient of a convolution behind the LeakyRelu wait for it, once graph optimisation knows
+    them.
+
+    Args:
+      operations: those of a first run, with all that reads its results.
+      inputs: what the segment reads; its sizes are read behind a gate.
+      gates: what reads single elements.
+
+    Returns:
+      What was read, as ``first_run_witness``.
+    """
+    read = []
+    for operation in (*operations, *(_before_passed_on(tensor).op for tensor in inputs)):
+        if operation.type != "LeakyRelu" or not operation.outputs[0].shape.is_fully_defined():
+            continue
+        source = operation.inputs[0]
+        if (source.op.inputs[0] if source.op.type == "BiasAdd" else source).op.type != "Conv2D":
+            continue
+        if operation.graph is not tf.compat.v1.get_default_graph():
+            continue
+        if any(reader.type in _WAITED_FOR_BY_SIZES for reader in _readers_of(operation.outputs[0])):
+            with tf.control_dependencies([operation]), tf.name_scope(_SCOPE):
+                read.append(gates.first_elements([source]))
+    return tuple(read)
+
+
+def _sums_of(tensor: Any) -> Iterator[Any]:
+    """Yield the last additions of the sums that a tensor is a term of."""
+    for reader in _readers_of(tensor):
+        if reader.type in SUMS:
+            further = _readers_of(reader.outputs[0])
+            inside = len(further) == 1 and further[0].type in SUMS
+            yield from _sums_of(reader.outputs[0]) if inside else (reader,)
+
+
+def _terms_of(addition: Any) -> list[Any]:
+    terms = []
+    for tensor in addition.inputs:
+        source = _before_passed_on(tensor)
+        inside = source.op.type in SUMS and len(_readers_of(source)) == 1
+        terms.extend(_terms_of(source.op) if inside else [source])
+    return terms
+
+
+def _readers_of(tensor: Any) -> list[Any]:
+    """Return what reads a tensor, be it passed on, but for its shape and what is added here."""
+    found = []
+    for reader in tensor.consumers():
+        if reader.type in METADATA_READERS or _SCOPE in reader.name:
+            continue
+        if reader.type == "EnsureShape" or _passes_on(reader):
+            for place, passed in enumerate(reader.inputs):
+                if passed is tensor:
+                    found.extend(_readers_of(reader.outputs[place]))
+        else:
+            found.append(reader)
+    return found
+
+
+def _passes_on(operation: Any) -> bool:
+    """Whether graph optimisation takes an operation out, and what it reads goes to those who read the operation.
+
+    The end of a segment inside names what enters the segment, too, but nobody reads that there.
+    """
+    return operation.type == "Identity" or ends_segment(operation)
+
+
+def _before_passed_on(tensor: Any) -> Any:
+    while _passes_on(tensor.op):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def _buffer(tensor: Any) -> Any:

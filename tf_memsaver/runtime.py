@@ -35,7 +35,7 @@ from tf_memsaver import twins
 from tf_memsaver.capture.operations import has_custom_gradient
 from tf_memsaver.emission import ends_segment, followed, registered_segment
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
-from tf_memsaver.fan_out import first_run_witness, replay_witness
+from tf_memsaver.fan_out import first_run_witness, held_through_sums_behind, keep_convolutions, replay_witness
 from tf_memsaver.gates import Gates, behind, is_of_shapes
 from tf_memsaver.plain_names import Names, plain_name
 
@@ -168,6 +168,7 @@ def _forward_mode(*_: Any) -> Any:
 class _FirstRun:
     """What a first run left: ``witness`` is what the gate of the replay must depend on, in graph mode.
 
+    ``needed`` are the outputs that the plain step needs until the backward pass, and this one does not.
     ``wanted`` tells for which inputs a gradient is, ``variables`` which weights are reads of the same variable, and
     ``ungated`` has the places of the held tensors that a replay reads as they are.
     """
@@ -177,6 +178,7 @@ class _FirstRun:
     wanted: list[bool]
     variables: list[int] = field(default_factory=list)
     witness: tuple[tf.Tensor, ...] = ()
+    needed: tuple[tf.Tensor, ...] = ()
     operations: tuple[tf.Operation, ...] = ()
     ungated: frozenset[int] = frozenset()
 
@@ -190,13 +192,14 @@ class _FirstRun:
         operations = tuple(graph.get_operations()[start:])
         scope = _GRADIENT_SCOPES[function.forward_first]
         sources = [*itertools.compress(inputs, wanted), *weights]
-        witness = first_run_witness(operations, sources, outputs, scope, gates)
+        witness, needed = first_run_witness(operations, sources, outputs, scope, gates)
         held = function.held()
         return cls(
             outputs=outputs,
             held=held,
             wanted=wanted,
             witness=() if witness is None else (witness,),
+            needed=needed,
             operations=operations,
             ungated=frozenset(p for p, t in enumerate(held) if tf.is_symbolic_tensor(t) and is_of_shapes(t)),
         )
@@ -262,6 +265,10 @@ def _replay_gradients(
     if tf.executing_eagerly():
         gradients = trace()
     else:
+        # What reads the outputs is known by now.
+        first.witness += held_through_sums_behind(first.needed, shared.gates)
+        first.needed = ()
+        first.witness += keep_convolutions(first.operations, inputs, shared.gates)
         described = _described(function, first, places, arrived, inputs, weights, shared.gates)
         gradients = shared.traces.gradients(described, trace, shared.names.kept)
 
@@ -325,7 +332,7 @@ def _replay(
     # while weight gradients here still hold replayed activations.
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
-    _free_constants(added)
+    _free_constants(added[: end - start], gate)
     witness = replay_witness(added[: end - start], added, [outputs[place] for place in arrived], found, gates)
     products = [place >= len(gated) and _is_product(gradient) for place, gradient in enumerate(gradients)]
     if witness is not None and all(
@@ -347,11 +354,16 @@ def _is_product(gradient: Any) -> bool:
     return isinstance(gradient, tf.Tensor) and _maker(gradient).type == "Mul"
 
 
-def _free_constants(operations: Iterable[Any]) -> None:
-    """Let constants wait for nothing: graph optimisation moves only such through chains of products and sums."""
+def _free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
+    """Let constants not wait for the gate: graph optimisation moves only free ones through chains of products and sums.
+
+    Those of gradient functions, which wait for the gradient that arrives, do so in the plain step, too.
+    """
     for operation in operations:
-        if operation.type == "Const":
+        if operation.type == "Const" and gate.op in operation.control_inputs:
+            others = [each for each in operation.control_inputs if each is not gate.op]
             operation._remove_all_control_inputs()
+            operation._add_control_inputs(others)
 
 
 def _as_finished(gradients: list[Any], variables: Sequence[int], finished: Sequence[int]) -> list[Any]:
