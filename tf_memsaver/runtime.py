@@ -448,7 +448,7 @@ def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
     while True:
         operation = tensor.op
         source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
-        if operation.type == "Sub" and _COPY.search(operation.name):
+        if operation.type in ("EnsureShape", "Sub") and _COPY.search(operation.name):
             source = operation.inputs[0]
         if operation.type == "Reshape" and operation.inputs[0].op.type == "Sum":
             summed = operation.inputs[0].op.inputs[0]
@@ -524,11 +524,14 @@ def _gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
 def _as_term(tensor: tf.Tensor) -> tf.Tensor:
     """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
 
-    Graph optimisation takes this operation out, with the ``IdentityN`` in front of it, where nothing controls the two:
-    then the term is what made the tensor. Either way the shape stays the same, symbol by symbol, by which operands of
-    unknown size are known to be of one shape.
+    Graph optimisation leaves ``EnsureShape`` in place, whose kernel copies nothing; but behind it a size that is not
+    known is another unknown one, and operands are no longer known to be of one shape. Where there is such a size, an
+    identity has to do. It is taken out, with the ``IdentityN`` in front of it, which has one name for all that it
+    passes on if that is more than one tensor.
     """
     with tf.name_scope(f"{_maker(tensor).name}/"):
+        if tensor.shape.is_fully_defined():
+            return tf.raw_ops.EnsureShape(input=tensor, shape=tensor.shape, name=_TERM)
         return tf.raw_ops.Identity(input=tensor, name=_TERM)
 
 
