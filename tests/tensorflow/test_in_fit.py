@@ -304,3 +304,14 @@ def test_prelu_with_shared_axes_in_a_functional_model(size: int) -> None:
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((18, size, size, 3)).astype("float32"), generator.integers(0, 3, 18)
     assert_fit_alike(model, optimized, x, y, batch_size=4, epochs=4)
+
+
+def test_a_model_of_several_inputs_runs_its_plan_of_operations() -> None:
+    """Keras calls it with a list of masks, which are None."""
+    parts = [keras.Input((8,)), keras.Input((8,))]
+    x = layers.Dense(8, "gelu")(layers.Add()([layers.Dense(8, "gelu")(part) for part in parts]))
+    model = keras.Model(parts, layers.Dense(3)(x))
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all", granularity="op")
+    specs = [tf.TensorSpec((None, 8))] * 2
+    step = _under_a_tape(optimized, training=True)
+    assert Counted(lambda *x: step(list(x)), *specs).segments

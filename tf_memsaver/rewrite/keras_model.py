@@ -221,7 +221,8 @@ class _OpForward:
         training = keras_compat.training_of_call()
         arguments: dict[str, Any] = {} if training is None else {"training": training}
         for name, value in others:
-            if name == "training" or value is None:
+            # Keras gives a model of several inputs a list of their masks, though none has one.
+            if name == "training" or all(leaf is None for leaf in keras.tree.flatten(value)):
                 continue
             if not isinstance(value, (bool, int, float, str)):
                 self._runs_plain(f"it was called with {name}=, which a plan of operations does not know")
