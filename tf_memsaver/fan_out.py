@@ -251,7 +251,9 @@ def replay_witness(
         operation = stack.pop()
         if id(operation) in own and id(operation) not in needed:
             needed.add(id(operation))
-            stack.extend(tensor.op for tensor in operation.inputs)
+            # Graph optimisation knows the sizes of the others.
+            sizes = operation.type in METADATA_READERS
+            stack.extend(tensor.op for tensor in operation.inputs if not (sizes and tensor.shape.is_fully_defined()))
     here = {id(operation) for operation in replayed}
     unneeded = [operation for operation in replayed if id(operation) not in needed]
     lost = [tensor for operation in unneeded for tensor in operation.inputs]

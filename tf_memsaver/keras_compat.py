@@ -268,7 +268,7 @@ def read_variable(variable: Any) -> Any:
 
 def local_variable(variable: Any) -> Any:
     """Return the ``tf.Variable`` of a variable of Keras; of one of a tf.distribute strategy, its first replica's."""
-    value = variable.value if isinstance(variable, keras.Variable) else variable
+    value = variable._value if isinstance(variable, keras.Variable) else variable
     return value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value
 
 

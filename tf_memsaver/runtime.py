@@ -109,7 +109,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     """
     shared = shared or Shared()
     reached: list[int] = []
-    wanted = followed(inputs)
+    wanted = followed([*inputs, *weights])
     with stop_recording(), VariableWatcher() as watcher:
         first = _FirstRun.of(function, inputs, weights, wanted, shared.gates)
     if not first.outputs:
@@ -118,6 +118,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     again = function.read_again()
     weights = [*(tensor for _, tensor in reversed(again)), *weights]
     first.variables = [*(place for place, _ in reversed(again)), *range(len(weights) - len(again))]
+    first.wanted = followed([*inputs, *weights])
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
         connected = sorted(set(reached)) if reached else list(range(len(first.outputs)))
@@ -168,8 +169,8 @@ def _forward_mode(*_: Any) -> Any:
 class _FirstRun:
     """What a first run left: ``witness`` is what the gate of the replay must depend on, in graph mode.
 
-    ``needed`` are the outputs that the plain step needs until the backward pass, and this one does not.
-    ``wanted`` tells for which inputs a gradient is, ``variables`` which weights are reads of the same variable, and
+    ``needed`` are the outputs that the plain step needs until the backward pass, and this one does not. ``wanted``
+    tells for which inputs and weights a gradient is, ``variables`` which weights are reads of the same variable, and
     ``ungated`` has the places of the held tensors that a replay reads as they are.
     """
 
@@ -191,7 +192,7 @@ class _FirstRun:
         outputs = function.first_run(inputs, weights)
         operations = tuple(graph.get_operations()[start:])
         scope = _GRADIENT_SCOPES[function.forward_first]
-        sources = [*itertools.compress(inputs, wanted), *weights]
+        sources = itertools.compress([*inputs, *weights], wanted)
         witness, needed = first_run_witness(operations, sources, outputs, scope, gates)
         held = function.held()
         return cls(
@@ -306,7 +307,7 @@ def _replay(
             stack.enter_context(tf.control_dependencies([gate]))
         tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
         gated = [_gated(gate, tensor, function.forward_first) for tensor in inputs]
-        sources = [*itertools.compress(gated, first.wanted), *weights]
+        sources = list(itertools.compress([*gated, *weights], first.wanted))
         tape.watch(sources)
         start = _size_of_graph()
         finished: list[int] = []
@@ -324,7 +325,7 @@ def _replay(
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
         results = tape.gradient([outputs[place] for place in arrived], sources, output_gradients=named)
     given = iter(results)
-    gradients = [next(given) if wanted else None for wanted in first.wanted] + list(given)
+    gradients = [next(given) if wanted else None for wanted in first.wanted]
     if gate is None:
         of_weights = _as_finished(gradients[len(gated) :], first.variables, finished)
         return [*gradients[: len(gated)], *of_weights]
@@ -340,7 +341,11 @@ def _replay(
     ):
         products = [False] * len(gradients)
     waiting = [not free and gradient is not None for gradient, free in zip(gradients, products, strict=True)]
-    copies = _together(list(itertools.compress(gradients, waiting)), None if witness is None else gates.gate([witness]))
+    copies = _together(
+        list(itertools.compress(gradients, waiting)),
+        sum(waiting[: len(gated)]),
+        None if witness is None else gates.gate([witness]),
+    )
     together = iter(copies)
     return [next(together) if waits else gradient for gradient, waits in zip(gradients, waiting, strict=True)]
 
@@ -422,13 +427,17 @@ def _size_of_graph() -> int:
     return 0 if tf.executing_eagerly() else tf.compat.v1.get_default_graph().num_operations()
 
 
-def _together(tensors: Tensors, gate: tf.Tensor | None) -> list[tf.Tensor]:
+def _together(tensors: Tensors, first: int, gate: tf.Tensor | None) -> list[tf.Tensor]:
     """Return the tensors unchanged, but none before all are there; the smallest depends on ``gate`` by data.
+
+    The smallest of those from ``first`` on, of weights, if there are any: nobody may want the gradient of an input, if
+    all that is in front of the segment is frozen, and graph optimisation would take it out.
 
     Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition becomes
     such a term: so each copy takes the name of the operation that made it, with an ending that sorts right behind it.
     """
-    smallest = min(range(len(tensors)), key=lambda place: tensors[place].shape.num_elements() or sys.maxsize, default=0)
+    places = range(first if first < len(tensors) else 0, len(tensors))
+    smallest = min(places, key=lambda place: tensors[place].shape.num_elements() or sys.maxsize, default=0)
     with tf.control_dependencies([t.op for t in tensors]):
         copies = []
         for place, tensor in enumerate(tensors):

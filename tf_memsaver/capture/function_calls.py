@@ -7,12 +7,14 @@ grouped so that each call makes one large tensor: segments of a plan are made of
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.record import stop_recording
 
 from tf_memsaver.capture.calls import Call, CallSequence
 from tf_memsaver.capture.grouping import assignments_last, grouped, needed
@@ -44,18 +46,21 @@ class FunctionCalls:
         scope: str | None = None,
         unscoped: Collection[str] = (),
         group: Grouping | None = None,
+        frozen: Collection[tf.Variable] = (),
     ) -> None:
         """List the calls of a ``tf.types.experimental.ConcreteFunction``.
 
         With ``scope`` they are to run in the graph of their gradients, inside the name scope that was traced as this
         one, and not in a function of their own; ``unscoped`` are the names of those that were recorded without a name
         scope of their own (``name_scopes``). ``group`` makes calls of operations, by what they make if left out.
+        No gradient is taken for the variables in ``frozen``, although they are trainable.
         """
         self.name = str(concrete.name)
         self.signature = concrete.structured_input_signature
         self._type = concrete.function_type
         self._results = tf.nest.map_structure(_spec, concrete.structured_outputs)
         self.variables: tuple[tf.Variable, ...] = tuple(concrete.graph.variables)
+        self._frozen = frozenset(map(id, frozen))
         self._captures = list(concrete.captured_inputs)
         count = len(concrete.graph.inputs)
         self.argument_count = count - len(self._captures)
@@ -121,7 +126,8 @@ class FunctionCalls:
         """Return the tensors for ``sequence.inputs``: run what is hoisted."""
         slots = dict(enumerate([*arguments, *self._captures]))
         for call in self._prologue:
-            call.run(slots)
+            with contextlib.nullcontext() if self._may_be_trained(call) else stop_recording():
+                call.run(slots)
         return [slots[slot] for slot in self.sequence.inputs]
 
     def leave(self, flat: Sequence[Any]) -> Any:
@@ -136,10 +142,14 @@ class FunctionCalls:
         """Return those of the hoisted slots that a gradient with respect to a trained variable passes."""
         trained: set[int] = set()
         for call in self._prologue:
-            if any(v.trainable for v in call.variables) or not trained.isdisjoint(call.inputs):
+            trains = self._may_be_trained(call) and any(v.trainable for v in call.variables)
+            if trains or not trained.isdisjoint(call.inputs):
                 floats = (dtype.is_floating for dtype in call.operation.dtypes)
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
+
+    def _may_be_trained(self, call: OpCall) -> bool:
+        return not call.variables or any(id(variable) not in self._frozen for variable in call.variables)
 
     def _read_again(self) -> frozenset[int]:
         """Return the hoisted slots that are one of several reads of a variable."""

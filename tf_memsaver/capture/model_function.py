@@ -54,7 +54,8 @@ class ModelFunction:
         concrete = trace_call(model, traced, self.specs(model))
         scopes = {operation.name.partition("/")[0] for operation in concrete.graph.get_operations() if operation.inputs}
         self.scope = min(scopes, key=lambda name: not name.startswith(model.name))
-        self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group)
+        frozen = [keras_compat.local_variable(v) for v in model.variables if not v.trainable]
+        self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group, frozen=frozen)
         release(concrete.graph)
 
     def specs(self, model: Any) -> list[tf.TensorSpec]:
