@@ -16,6 +16,9 @@ WORTH_WHILE = 0.03
 _MOST = 0.5
 """The share of bytes from which on one operation or one layer is the reason."""
 
+_FIXED = 0.75
+"""The share of the peak from which on what no plan changes is the reason."""
+
 _PINNED = 0.25
 """The same for layers that cannot be replayed, of bytes or of layers: what lies between them gains little, either."""
 
@@ -80,7 +83,7 @@ def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:
             f"{_BATCH}, or an optimizer with fewer slots",
         )
         return
-    if resident + gradients >= (1 - WORTH_WHILE) * peak:
+    if resident + gradients >= _FIXED * peak:
         yield (
             f"weights, optimizer slots, gradients and the input batch take {format_bytes(resident + gradients)} of the "
             f"peak of {format_bytes(peak)}, which recomputation does not change",
