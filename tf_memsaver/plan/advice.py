@@ -137,5 +137,5 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
 def _by_the_request(request: Request) -> Iterator[tuple[str, str]]:
     if request.keep or request.candidates:
         yield "the hints keep= and candidates= leave little to recompute", "fewer hints"
-    elif request.max_overhead is not None:
+    elif request.max_overhead is not None and request.max_overhead < 1:
         yield f"the step may be at most {request.max_overhead:.0%} longer", "a larger max_overhead"
