@@ -132,7 +132,18 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
         raise InvalidRequestError(
             "the two models do not share their variables: compare a model with what optimize(model) returned for it"
         )
-    with KeptState(model, optimized), _built(model), KeptState(model, optimized) as state:
+    with KeptState(model, optimized):
+        own = own_optimizer(model)
+        if own is not None and not own.built:
+            # Before its state is taken down, so that what is traced keeps its slots when that is restored.
+            own.build(model.trainable_variables)
+        checks, deterministic = _compared(model, optimized, batch_size, steps, mode)
+    return Verification(mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=checks)
+
+
+def _compared(model: Any, optimized: Any, batch_size: int, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:
+    """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
+    with KeptState(model, optimized) as state:
         stand_in = batch.needs_stand_in(model, batch_size, run=True)
         trial = _Trial(state, batch_size, steps, mode, stand_in)
         plain_step = trial.step_of(model)
@@ -157,9 +168,7 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
             if deterministic:
                 plain = trained(model, trial.step_of(model))
             other = trained(optimized, trial.step_of(optimized))
-    return Verification(
-        mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=_compare(plain, other)
-    )
+    return _compare(plain, other), deterministic
 
 
 @contextlib.contextmanager
@@ -177,15 +186,6 @@ def _deterministic_ops() -> Iterator[None]:
 
 
 Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
-
-
-@contextlib.contextmanager
-def _built(model: Any) -> Iterator[None]:
-    """Build the optimizer of a compiled model, so that what is traced keeps its slots when they are restored."""
-    optimizer = own_optimizer(model)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    yield
 
 
 class _Trial:
