@@ -158,8 +158,9 @@ def keep_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: G
     for operation in (*operations, *(_before_passed_on(tensor).op for tensor in inputs)):
         if operation.type != "LeakyRelu" or not operation.outputs[0].shape.is_fully_defined():
             continue
-        source = operation.inputs[0]
-        if (source.op.inputs[0] if source.op.type == "BiasAdd" else source).op.type != "Conv2D":
+        source = _before_passed_on(operation.inputs[0])
+        convolved = _before_passed_on(source.op.inputs[0]) if source.op.type == "BiasAdd" else source
+        if convolved.op.type != "Conv2D":
             continue
         if operation.graph is not tf.compat.v1.get_default_graph():
             continue
