@@ -9,7 +9,7 @@ not fused in the plain step. A *witness* reads one element of such a value and s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -270,6 +270,12 @@ def replay_witness(
     return _witness([*read, *_held_for_others(replayed, needed, outputs, gates)], gates)
 
 
+class _Outside(NamedTuple):
+    """Stands for what reads a tensor outside of the operations that are looked at."""
+
+    type: str = ""
+
+
 def _held_for_others(
     replayed: Sequence[Any], needed: Collection[int], outputs: Iterable[Any], gates: Gates
 ) -> Iterator[tf.Tensor]:
@@ -283,6 +289,9 @@ def _held_for_others(
     for operation in own:
         for tensor in operation.inputs:
             readers.setdefault(id(tensor), []).append(operation)
+    outputs = list(outputs)
+    for tensor in outputs:
+        readers.setdefault(id(tensor), []).append(_Outside())
     left = {id(_buffer(tensor)) for tensor in outputs}
     for last, terms in sums_of_many(own, readers):
         if id(last) not in needed:

@@ -210,20 +210,21 @@ def test_a_frozen_scale_in_a_model_cut_by_operations() -> None:
     # Nobody wants the gradient of a frozen variable, so that nothing that it is to wait for stays in the graph.
     keras.config.set_dtype_policy("mixed_bfloat16")
     x = inputs = keras.Input((8,))
-    x = layers.Activation("tanh", name="act")(layers.Dense(8, name="dense")(x))
-    y = LayerScale(name="scale", trainable=False)(x)
-    y = layers.Activation("tanh", name="behind")(PerChannel(name="channel")(y))
-    case = _functional(inputs, layers.Dense(CLASSES, name="head")(layers.Add(name="add")([x, y])), 8)
-    _assert_fits_alike(case, "op", "everywhere")
+    x = LayerScale(name="first")(layers.Dense(8, "tanh", name="dense")(x))
+    y = PerChannel(name="channel")(LayerScale(name="scale", trainable=False)(x))
+    y = LayerScale(name="last")(layers.Add(name="add")([x, y]))
+    case = _functional(inputs, layers.Dense(CLASSES, name="head")(y), 8)
+    _assert_fits_alike(dataclasses.replace(case, batch_size=2), "op", "everywhere")
 
 
 def test_a_replay_holds_terms_that_are_read_behind_it() -> None:
     # What is a term of a sum and a result of the segment is read behind it, but not behind its replay.
     x = inputs = keras.Input((8,))
     a = layers.Dense(8, "tanh", name="a")(x)
-    b = layers.Add(name="b")([x, a, layers.Dense(8, "elu", name="c")(a)])
-    d = layers.Average(name="d")([layers.Dense(8, "tanh", name="e")(b), a, b])
-    x = layers.Add(name="f")([layers.LayerNormalization(name="norm")(d), b])
+    b = layers.Add(name="z")([x, a, layers.Dense(8, "elu", name="c")(a)])
+    d = layers.Average(name="d")([layers.Dense(8, "tanh", name="e")(a), a, b])
+    x = layers.Dense(8, "tanh", name="g")(layers.LayerNormalization(name="norm")(d))
+    x = layers.Add(name="f")([x, b])
     case = _functional(inputs, layers.Dense(CLASSES, name="head")(x), 24)
     replayed = functools.partial(Segment, mode=SegmentMode.RECOMPUTE)
     names = [unit.label for unit in capture_graph(case.model, batch_size=4).units]
