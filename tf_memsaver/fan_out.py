@@ -9,7 +9,7 @@ not fused in the plain step. A *witness* reads one element of such a value and s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -158,8 +158,9 @@ def keep_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: G
     for operation in (*operations, *(_before_passed_on(tensor).op for tensor in inputs)):
         if operation.type != "LeakyRelu" or not operation.outputs[0].shape.is_fully_defined():
             continue
-        source = operation.inputs[0]
-        if (source.op.inputs[0] if source.op.type == "BiasAdd" else source).op.type != "Conv2D":
+        source = _before_passed_on(operation.inputs[0])
+        convolved = _before_passed_on(source.op.inputs[0]) if source.op.type == "BiasAdd" else source
+        if convolved.op.type != "Conv2D":
             continue
         if operation.graph is not tf.compat.v1.get_default_graph():
             continue
@@ -231,14 +232,20 @@ def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterato
 
 
 def replay_witness(
-    replayed: Sequence[Any], added: Sequence[Any], outputs: Iterable[Any], gradients: Iterable[Any], gates: Gates
+    replayed: Sequence[Any],
+    added: Sequence[Any],
+    outputs: Sequence[Any],
+    arrived: Collection[int],
+    gradients: Iterable[Any],
+    gates: Gates,
 ) -> tf.Tensor | None:
     """Add a reader to every replayed value that loses one: an op that is not needed, or one behind the segment.
 
     Args:
       replayed: what a replay added to its graph, in order.
       added: the same with the backward ops behind it.
-      outputs: what the replay returned, as far as a gradient arrived for it: others have no reader behind it.
+      outputs: what the replay returned.
+      arrived: the places of those that a gradient arrived for: others have no reader behind the segment.
       gradients: what the backward ops are there for.
       gates: what reads single elements.
 
@@ -257,8 +264,45 @@ def replay_witness(
     here = {id(operation) for operation in replayed}
     unneeded = [operation for operation in replayed if id(operation) not in needed]
     lost = [tensor for operation in unneeded for tensor in operation.inputs]
-    lost += [tensor for tensor in outputs if sum(id(reader) in needed for reader in tensor.consumers()) == 1]
-    return _witness((tensor for tensor in lost if id(tensor.op) in needed and id(tensor.op) in here), gates)
+    left = [outputs[place] for place in arrived]
+    lost += [tensor for tensor in left if sum(id(reader) in needed for reader in tensor.consumers()) == 1]
+    read = [tensor for tensor in lost if id(tensor.op) in needed and id(tensor.op) in here]
+    return _witness([*read, *_held_for_others(replayed, needed, outputs, gates)], gates)
+
+
+class _Outside(NamedTuple):
+    """Stands for what reads a tensor outside of the operations that are looked at."""
+
+    type: str = ""
+
+
+def _held_for_others(
+    replayed: Sequence[Any], needed: Collection[int], outputs: Iterable[Any], gates: Gates
+) -> Iterator[tf.Tensor]:
+    """Read terms of sums behind the sum, where what reads them later in the plain step is not here (``sums_of_many``).
+
+    That is what stands behind the segment, and operations (not those whose ids are ``needed``) that nobody needs here.
+    """
+    own = [operation for operation in replayed if _SCOPE not in operation.name]
+    place = {id(operation): number for number, operation in enumerate(own)}
+    readers: dict[int, list[Any]] = {}
+    for operation in own:
+        for tensor in operation.inputs:
+            readers.setdefault(id(tensor), []).append(operation)
+    outputs = list(outputs)
+    for tensor in outputs:
+        readers.setdefault(id(tensor), []).append(_Outside())
+    left = {id(_buffer(tensor)) for tensor in outputs}
+    for last, terms in sums_of_many(own, readers):
+        if id(last) not in needed:
+            continue
+        later = [reader for reader in own[place[id(last)] + 1 :] if id(reader) not in needed]
+        left_here = left.union(id(_buffer(tensor)) for reader in later for tensor in reader.inputs)
+        held = [tensor for tensor in terms if id(_buffer(tensor)) in left_here]
+        if held:
+            yield _read_behind(last, held, gates)
+
+
 
 
 def _witness(tensors: Iterable[Any], gates: Gates) -> tf.Tensor | None:

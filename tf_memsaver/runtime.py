@@ -334,7 +334,7 @@ def _replay(
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
     _free_constants(added[: end - start], gate)
-    witness = replay_witness(added[: end - start], added, [outputs[place] for place in arrived], found, gates)
+    witness = replay_witness(added[: end - start], added, outputs, arrived, found, gates)
     products = [place >= len(gated) and _is_product(gradient) for place, gradient in enumerate(gradients)]
     if witness is not None and all(
         gradient is None or free for gradient, free in zip(gradients, products, strict=True)

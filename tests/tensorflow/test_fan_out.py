@@ -90,8 +90,8 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         added = graph.get_operations()[start:]
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
-        assert fan_out.replay_witness(added[: end - start], added, [], [gradient, y], Gates()) is None
-        assert fan_out.replay_witness(added[: end - start], added, [], [gradient], Gates()) is not None
+        assert fan_out.replay_witness(added[: end - start], added, [], [], [gradient, y], Gates()) is None
+        assert fan_out.replay_witness(added[: end - start], added, [], [], [gradient], Gates()) is not None
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")

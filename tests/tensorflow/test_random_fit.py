@@ -20,11 +20,21 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import optimized_in_segments
-from tests.tensorflow.random_fit_models import CLASSES, FitCase, OfList, OwnCall, Step, drawn_segments, random_fit_case
+from tests.tensorflow.random_fit_models import (
+    CLASSES,
+    FitCase,
+    LayerScale,
+    OfList,
+    OwnCall,
+    PerChannel,
+    Step,
+    drawn_segments,
+    random_fit_case,
+)
 from tests.tensorflow.training import Record, differing
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.capture.signature import note_inputs
-from tf_memsaver.plan.types import SegmentMode
+from tf_memsaver.plan.types import Segment, SegmentMode
 
 _USUAL = (1, 2, 3, 4, 5, 9)
 _MANY = int(os.environ.get("RANDOM_FIT", "0"))
@@ -139,3 +149,94 @@ def test_logits_that_no_gradient_comes_to(loss: Any) -> None:
     model = keras.Model(inputs, layers.Dense(CLASSES, "sigmoid", name="head")(inputs))
     case = _case(model, (16, 8), (16, CLASSES), functools.partial(keras.optimizers.Adam, 1e-2))
     _assert_fits_alike(dataclasses.replace(case, loss=loss()), "op", "everywhere")
+
+
+def _functional(inputs: Any, outputs: Any, count: int, optimizer: Any = None) -> FitCase:
+    sgd = functools.partial(keras.optimizers.SGD, 0.02, momentum=0.9)
+    labels = (count, *outputs.shape[1:-1])
+    return _case(keras.Model(inputs, outputs), (count, *inputs.shape[1:]), labels, optimizer or sgd)
+
+
+@pytest.mark.parametrize("children", [(), (2, 4)])
+def test_scales_of_channels_across_the_end_of_a_segment_inside(children: tuple[int, ...]) -> None:
+    # Graph optimisation multiplies the scales of two layers first, if nobody else reads what lies between.
+    keras.config.set_dtype_policy("mixed_float16")
+    x = inputs = keras.Input((4, 8))
+    x = PerChannel(name="p1")(layers.Dense(8, "sigmoid", name="d0")(x))
+    x = LayerScale(name="s3")(layers.Dense(8, "sigmoid", use_bias=False, name="d2")(x))
+    x = layers.Dense(8, "leaky_relu", name="d5")(PerChannel(name="p4")(x))
+    case = _functional(inputs, layers.Dense(CLASSES, name="head")(x), 12)
+    replayed = functools.partial(Segment, mode=SegmentMode.RECOMPUTE)
+    inside = tuple(replayed(start=a, stop=b) for a, b in itertools.pairwise((0, *children, 5))) if children else ()
+    segments = [replayed(start=0, stop=5, children=inside), Segment(start=5, stop=7, mode=SegmentMode.STORE)]
+    values = [v.numpy() for v in case.model.variables]
+    made = optimized_in_segments(case.model, segments, 4, "layer")
+    assert not differing(fitted(case, case.model, values), fitted(case, made, values))
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_terms_of_a_sum_behind_their_segments(granularity: str) -> None:
+    # The kernel of a sum begins with a term that nobody else holds: the backward pass needs all of these.
+    x = inputs = keras.Input((8,))
+    a = layers.Dense(8, "tanh", name="a")(x)
+    b = layers.Activation("sigmoid", name="b")(layers.Dense(8, "sigmoid", name="c")(a))
+    x = layers.Add(name="add")([a, layers.Dense(8, "sigmoid", name="d")(b), b, x])
+    case = _functional(inputs, layers.Dense(CLASSES, name="head")(x), 24)
+    _assert_fits_alike(case, granularity, "everywhere")
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_constants_of_gradients_wait_as_in_the_plain_step(granularity: str) -> None:
+    # Graph optimisation moves the constant of a square's gradient into another product, unless it waits for something.
+    x = inputs = keras.Input((6, 6, 8))
+    x = layers.PReLU(shared_axes=[1, 2], name="first")(layers.Conv2D(8, 3, activation="silu", name="conv")(x))
+    x = x + keras.ops.tanh(x) * 0.5 + keras.ops.square(x) * 0.1
+    x = layers.PReLU(shared_axes=[1, 2], name="second")(x)
+    x = layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D(name="pool")(x))
+    _assert_fits_alike(_functional(inputs, x, 24), granularity, "everywhere")
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_leaky_relu_behind_a_convolution_stops_no_fusion(granularity: str) -> None:
+    # TensorFlow's remapper gives up at a convolution that a LeakyRelu and somebody else reads: silu is not fused then.
+    x = inputs = keras.Input((6, 6, 8))
+    x = layers.Conv2D(8, 3, padding="same", activation="leaky_relu", name="first")(x)
+    x = layers.Conv2D(8, 3, padding="same", activation="silu", name="second")(x)
+    x = layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D(name="pool")(x))
+    _assert_fits_alike(_functional(inputs, x, 24), granularity, "everywhere")
+
+
+def test_a_frozen_scale_in_a_model_cut_by_operations() -> None:
+    # Nobody wants the gradient of a frozen variable, so that nothing that it is to wait for stays in the graph.
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    x = inputs = keras.Input((8,))
+    x = LayerScale(name="first")(layers.Dense(8, "tanh", name="dense")(x))
+    y = PerChannel(name="channel")(LayerScale(name="scale", trainable=False)(x))
+    y = LayerScale(name="last")(layers.Add(name="add")([x, y]))
+    case = _functional(inputs, layers.Dense(CLASSES, name="head")(y), 8)
+    _assert_fits_alike(dataclasses.replace(case, batch_size=2), "op", "everywhere")
+
+
+def test_a_replay_holds_terms_that_are_read_behind_it() -> None:
+    # What is a term of a sum and a result of the segment is read behind it, but not behind its replay.
+    x = inputs = keras.Input((8,))
+    a = layers.Dense(8, "tanh", name="a")(x)
+    b = layers.Add(name="z")([x, a, layers.Dense(8, "elu", name="c")(a)])
+    d = layers.Average(name="d")([layers.Dense(8, "tanh", name="e")(a), a, b])
+    x = layers.Dense(8, "tanh", name="g")(layers.LayerNormalization(name="norm")(d))
+    x = layers.Add(name="f")([x, b])
+    case = _functional(inputs, layers.Dense(CLASSES, name="head")(x), 24)
+    replayed = functools.partial(Segment, mode=SegmentMode.RECOMPUTE)
+    names = [unit.label for unit in capture_graph(case.model, batch_size=4).units]
+    stop = names.index("norm") + 1
+    inside = (
+        Segment(start=0, stop=stop - 1, mode=SegmentMode.STORE),
+        replayed(start=stop - 1, stop=stop),
+    )
+    segments = [
+        replayed(start=0, stop=stop, children=inside),
+        Segment(start=stop, stop=len(names), mode=SegmentMode.STORE),
+    ]
+    values = [v.numpy() for v in case.model.variables]
+    made = optimized_in_segments(case.model, segments, 4, "layer")
+    assert not differing(fitted(case, case.model, values), fitted(case, made, values))
