@@ -84,6 +84,7 @@ def test_code_that_swallows_exceptions(tmp_path: Path) -> None:
 
 def test_one_operation_that_takes_long(tmp_path: Path) -> None:
     process = start(tmp_path, "ready()\nhashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)")
+    time.sleep(1)  # What the process says before the operation starts.
     assert end(process, signal.SIGINT).count("\n") == 1
     assert process.returncode == 128 + signal.SIGINT and not list(tmp_path.iterdir())
 
