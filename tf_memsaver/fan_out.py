@@ -127,7 +127,7 @@ def held_through_sums_behind(tensors: Iterable[Any], gates: Gates) -> tuple[tf.T
     Returns:
       What was read, as ``first_run_witness``.
     """
-    held = []
+    held: list[tf.Tensor] = []
     for tensor in tensors:
         # A backward pass in a graph of its own gets the terms as they stand.
         if tensor.graph is not tf.compat.v1.get_default_graph():
