@@ -46,7 +46,7 @@ _READS_OTHERS = frozenset(
 
 
 _WAITED_FOR_BY_SIZES = frozenset({"Conv2D", "Conv3D"})
-"""Ops whose gradient reads the sizes of their input by an op (``ShapeN``), which becomes a constant that waits for it."""
+"""Ops whose gradient reads the sizes of their input by an op (``ShapeN``): a constant later, which waits for it."""
 
 _SCOPE = "memsaver_witness"
 """Name scope of what is added here."""
@@ -127,14 +127,13 @@ def held_through_sums_behind(tensors: Iterable[Any], gates: Gates) -> tuple[tf.T
     Returns:
       What was read, as ``first_run_witness``.
     """
-    held = []
+    held: list[tf.Tensor] = []
     for tensor in tensors:
         # A backward pass in a graph of its own gets the terms as they stand.
         if tensor.graph is not tf.compat.v1.get_default_graph():
             continue
-        for last in {id(last): last for last in _sums_of(tensor)}.values():
-            if len(_terms_of(last)) > 2:
-                held.append(_read_behind(last, [tensor], gates))
+        sums = {id(last): last for last in _sums_of(tensor) if len(_terms_of(last)) > 2}
+        held.extend(_read_behind(last, [tensor], gates) for last in sums.values())
     return tuple(held)
 
 
@@ -301,8 +300,6 @@ def _held_for_others(
         held = [tensor for tensor in terms if id(_buffer(tensor)) in left_here]
         if held:
             yield _read_behind(last, held, gates)
-
-
 
 
 def _witness(tensors: Iterable[Any], gates: Gates) -> tf.Tensor | None:
