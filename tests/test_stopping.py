@@ -32,8 +32,15 @@ with stopped_by_signals(restore=False), scratch_folder(here) as folder:
 """
 
 
+def answer_signals() -> None:
+    """A shell that runs the tests in the background has SIGINT ignored, and what is ignored stays so."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(folder: Path, body: str, **options: object) -> subprocess.Popen[str]:
     """Run ``body`` under the handlers with an unfinished folder, up to where it says that it is ready."""
+    options.setdefault("preexec_fn", answer_signals)
     code = START + "".join(f"    {line}\n" for line in body.splitlines())
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],
