@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from absl import logging
 
 from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.capture.function_calls import FunctionCalls
@@ -17,7 +18,7 @@ from tf_memsaver.capture.signature import note_inputs
 from tf_memsaver.export import export_saved_model
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.measurement import Measurement, measure
-from tf_memsaver.notices import tell, warn
+from tf_memsaver.notices import tell
 from tf_memsaver.options import checked
 from tf_memsaver.plan.estimate import Estimate
 from tf_memsaver.plan.solve import DEFAULT_POINTS, check_strategy, curve, solve
@@ -335,7 +336,7 @@ def _tell_of(subject: str, plan: Plan) -> None:
     """Say what a plan does for a model or function, and warn where that is little."""
     tell(f"tf_memsaver: {subject}: {plan}")
     if plan.advice:
-        warn(f"tf_memsaver: {subject}: {plan.advice}")
+        logging.warning("tf_memsaver: %s: %s", subject, plan.advice)
 
 
 def _known_or_none(batch_size: int | None) -> int | None:

@@ -77,10 +77,7 @@ def first_run_witness(
     """
     # Those of segments inside are for their gradients, which nobody takes here.
     operations = [operation for operation in operations if _SCOPE not in operation.name]
-    readers: dict[int, list[Any]] = {}
-    for operation in operations:
-        for tensor in operation.inputs:
-            readers.setdefault(id(tensor), []).append(operation)
+    readers = _readers_among(operations)
 
     of_passed: dict[int, list[Any]] = {}
     for operation in operations:
@@ -109,6 +106,15 @@ def _held_through_sums(
         held = [tensor for tensor in terms if id(_buffer(tensor)) in needed]
         if held:
             yield _read_behind(last, held, gates)
+
+
+def _readers_among(operations: Iterable[Any]) -> dict[int, list[Any]]:
+    """Return, by tensor (id), those of the operations that read it."""
+    readers: dict[int, list[Any]] = {}
+    for operation in operations:
+        for tensor in operation.inputs:
+            readers.setdefault(id(tensor), []).append(operation)
+    return readers
 
 
 def _read_behind(last: Any, terms: Sequence[Any], gates: Gates) -> tf.Tensor:
@@ -284,10 +290,7 @@ def _held_for_others(
     """
     own = [operation for operation in replayed if _SCOPE not in operation.name]
     place = {id(operation): number for number, operation in enumerate(own)}
-    readers: dict[int, list[Any]] = {}
-    for operation in own:
-        for tensor in operation.inputs:
-            readers.setdefault(id(tensor), []).append(operation)
+    readers = _readers_among(own)
     outputs = list(outputs)
     for tensor in outputs:
         readers.setdefault(id(tensor), []).append(_Outside())

@@ -16,8 +16,3 @@ def tell(text: str) -> None:
         sys.stdout.write(f"{text}\n")
     elif sys.stderr.isatty():
         sys.stderr.write(f"{text}\n")
-
-
-def warn(text: str) -> None:
-    """Log a line at level WARNING, which absl shows unless it was told otherwise."""
-    logging.warning("%s", text)

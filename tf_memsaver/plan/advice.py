@@ -29,7 +29,7 @@ _BATCH = "a larger batch, of whose activations more can be saved"
 _OPERATIONS = "granularity='op', which cuts inside layers, too, or optimize a model inside this one by itself"
 
 
-def advice(graph: Graph, plan: Plan) -> str:
+def advice(simulator: Simulator, plan: Plan) -> str:
     """Return why a plan saves less than ``WORTH_WHILE`` and what to try; an empty string if it saves more."""
     request, replays, plain_peak_bytes = plan.request, plan.recomputed_units, plan.plain_peak_bytes
     saved = 1 - plan.peak_bytes / plain_peak_bytes if plain_peak_bytes else 0.0
@@ -43,30 +43,23 @@ def advice(graph: Graph, plan: Plan) -> str:
             f"the plan {did}: the plain step ({format_bytes(plain_peak_bytes)}) is within the budget of "
             f"{format_bytes(request.budget_bytes)} as it is"
         )
-    estimate = Estimate.from_graph(graph)
-    timeline = Simulator(graph).run(plan.segments)
-    reasons, remedies = zip(*_reasons(graph, request, timeline, estimate), strict=True)
+    graph = simulator.graph
+    found = _reasons(graph, request, simulator.run(plan.segments), Estimate.from_graph(graph))
+    reasons, remedies = zip(*found, strict=True)
     tried = dict.fromkeys(remedy for remedy in remedies if remedy)
     what_next = f" Try {', or '.join(tried)}." if tried else ""
     return f"the plan {did}. {'. '.join(reason[:1].upper() + reason[1:] for reason in reasons)}.{what_next}"
 
 
-def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> Iterator[tuple[str, str]]:
-    """Yield reasons, the most important first, each with what helps."""
-    found = False
-    for reason, remedy in (
-        *_at_the_peak(graph, timeline),
-        *_in_few_layers(graph, request, estimate),
-        *_by_the_request(request),
-    ):
-        found = True
-        yield reason, remedy
-    if not found:
-        yield (
-            f"the backward pass reads {format_bytes(estimate.activation_bytes)} of the forward pass, and no other "
-            f"choice of layers to recompute was found to need less in the time allowed",
-            "" if request.granularity == "op" else _OPERATIONS,
-        )
+def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> list[tuple[str, str]]:
+    """Return reasons, the most important first, each with what helps; at least one."""
+    found = [*_at_the_peak(graph, timeline), *_in_few_layers(graph, request, estimate), *_by_the_request(request)]
+    none = (
+        f"the backward pass reads {format_bytes(estimate.activation_bytes)} of the forward pass, and no other choice "
+        f"of layers to recompute was found to need less in the time allowed",
+        "" if request.granularity == "op" else _OPERATIONS,
+    )
+    return found or [none]
 
 
 def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:

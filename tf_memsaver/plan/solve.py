@@ -48,7 +48,7 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
     problem = Problem.build(graph, request)
     choice, peak_bytes = _propose(planner, problem)
     plan = _plan(problem, choice, peak_bytes, begin, versions)
-    plan = replace(plan, advice=advice(graph, plan))
+    plan = replace(plan, advice=advice(problem.simulator, plan))
     if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
         raise InfeasibleOverheadError(request.max_overhead, plan.step_overhead)
     return plan

@@ -308,10 +308,11 @@ def _plain_call(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 
 def _arguments(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a model's own ``call`` by name, those left out included, in their order."""
-    bound = inspect.signature(model.memsaver_base.call).bind(model, *args, **kwargs)
+    signature = inspect.signature(model.memsaver_base.call)
+    bound = signature.bind(model, *args, **kwargs)
     bound.apply_defaults()
     named = dict(list(bound.arguments.items())[1:])
-    for parameter in inspect.signature(model.memsaver_base.call).parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             named.update(named.pop(parameter.name))
     return named
