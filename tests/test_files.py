@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tf_memsaver import files
 from tf_memsaver.errors import OutputError, OutputExistsError
-from tf_memsaver.files import drop_unfinished, scratch_folder, written
-from tf_memsaver.targets import Kind, Target, check_target
+from tf_memsaver.files.targets import Kind, Target, check_target
+from tf_memsaver.files.writing import drop_unfinished, scratch_folder, written
+from tf_memsaver.files.writing import writing as files
 
 PLAN = '{"schema_version": 1, "text": "%s"}'
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
-from tf_memsaver.plan.estimate import Estimate
+from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress

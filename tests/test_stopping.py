@@ -20,8 +20,8 @@ START = """
 import ctypes, hashlib, os, signal, subprocess, sys, time
 from pathlib import Path
 from tf_memsaver.command.stopping import stopped_by_signals
-from tf_memsaver.files import scratch_folder, written
-from tf_memsaver.targets import Kind, check_target
+from tf_memsaver.files.writing import scratch_folder, written
+from tf_memsaver.files.targets import Kind, check_target
 
 def ready():
     print("ready", flush=True)
@@ -167,11 +167,12 @@ def test_handlers_come_back(tmp_path: Path) -> None:
 def test_a_child_ends_with_its_parent(number: signal.Signals) -> None:
     """Without any handler in the parent, and while the child's main thread computes."""
     child = (
-        "from tf_memsaver.tether import end_with_parent\nend_with_parent()\nprint('ready', flush=True)\nwhile True: 0"
+        "from tf_memsaver.check.tether import end_with_parent\n"
+        "end_with_parent()\nprint('ready', flush=True)\nwhile True: 0"
     )
     parent = (
         "import subprocess, sys\n"
-        "from tf_memsaver.tether import tether\n"
+        "from tf_memsaver.check.tether import tether\n"
         "with tether() as stdin:\n"
         "    process = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdin=stdin, stdout=subprocess.PIPE)\n"
         "    process.stdout.readline()\n"

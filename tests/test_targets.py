@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf_memsaver.errors import InvalidRequestError, OutputError, OutputExistsError
-from tf_memsaver.targets import Kind, check_target
+from tf_memsaver.files.targets import Kind, check_target
 
 PLAN = '{\n "schema_version": 1}'
 FILE, FOLDER = Kind.FILE, Kind.FOLDER

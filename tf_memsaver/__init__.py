@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tf_memsaver.backend import TENSORFLOW, backend, check_backend
+from tf_memsaver.compat.backend import TENSORFLOW, backend, check_backend
 from tf_memsaver.errors import MemsaverError
 from tf_memsaver.plan.types import Plan, Segment, SegmentMode
 

@@ -12,21 +12,21 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.capture.function import capture_function, concrete_function
-from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.capture.signature import note_inputs
-from tf_memsaver.export import export_saved_model
+from tf_memsaver.check.measure import Measurement, measure
+from tf_memsaver.check.verify import Verification, verify
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.measurement import Measurement, measure
-from tf_memsaver.notices import tell
+from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options import checked
-from tf_memsaver.plan.estimate import Estimate
-from tf_memsaver.plan.solve import DEFAULT_POINTS, check_strategy, curve, solve
 from tf_memsaver.plan.types import Plan, Request
-from tf_memsaver.rewrite import saved_model
+from tf_memsaver.planners.solve import DEFAULT_POINTS, check_strategy, curve, solve
+from tf_memsaver.program.function_calls import FunctionCalls
+from tf_memsaver.program.signature import note_inputs
+from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.function import make_optimized_function
 from tf_memsaver.rewrite.keras_model import make_optimized, strip
-from tf_memsaver.verification import Verification, verify
+from tf_memsaver.saved import saved_model
+from tf_memsaver.saved.export import export_saved_model
 
 __all__ = [
     "Estimate",

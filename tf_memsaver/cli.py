@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NoReturn
 from absl import app, flags, logging
 from rich.console import Console
 
-from tf_memsaver.backend import check_backend
 from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
 from tf_memsaver.command.stopping import stopped_by_signals
+from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
-from tf_memsaver.files import scratch_folder
+from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.report.progress import Progress
 
 if TYPE_CHECKING:

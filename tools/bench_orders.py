@@ -25,8 +25,8 @@ sys.path.insert(0, os.fspath(ROOT))
 from tools.machine import machine  # noqa: E402
 
 if TYPE_CHECKING:
-    from tf_memsaver.capture.calls import CallSequence
     from tf_memsaver.ir.graph import Graph
+    from tf_memsaver.program.calls import CallSequence
 
 _OUTPUT = flags.DEFINE_string("output", os.fspath(ROOT / "tools/results/bench_orders.md"), "where to write the table")
 _MODELS = flags.DEFINE_list("models", [], "names of models (default: all)")
@@ -135,8 +135,8 @@ def _captured(model: Any, order: Order) -> Graph:
 def _rows(name: str) -> list[str]:
     """Return the rows of one model."""
     from tf_memsaver.errors import InfeasibleBudgetError
-    from tf_memsaver.plan.solve import solve
     from tf_memsaver.plan.types import Request
+    from tf_memsaver.planners.solve import solve
     from tf_memsaver.units import format_bytes
 
     model = MODELS[name]()

@@ -8,7 +8,7 @@ sections anew:
 * planners: chains and ResNet-, DenseNet-, U-Net- and transformer-like graphs at 30, 50 and 70% of the plain peak, with
   the extra time of each planner's plan;
 * gaps: the same kinds of graphs with 80 to 150 operations, and how far the plans of ``auto`` are from the best of their
-  class and from any schedule at all (``plan/milp.py``; needs ``pip install tf-memsaver[milp]``).
+  class and from any schedule at all (``oracle/milp.py``; needs ``pip install tf-memsaver[milp]``).
 
 An operation takes one second a byte forward, and two backward.
 """
@@ -35,10 +35,10 @@ sys.path.insert(0, os.fspath(ROOT))
 from tests.plan.strategies import Net, chain  # noqa: E402
 from tf_memsaver.errors import InfeasibleBudgetError, MemsaverError  # noqa: E402
 from tf_memsaver.ir.graph import Graph  # noqa: E402
-from tf_memsaver.plan.milp import Oracle, least_replay  # noqa: E402
+from tf_memsaver.oracle.milp import Oracle, least_replay  # noqa: E402
 from tf_memsaver.plan.problem import Problem  # noqa: E402
-from tf_memsaver.plan.solve import solve  # noqa: E402
 from tf_memsaver.plan.types import Plan, Request  # noqa: E402
+from tf_memsaver.planners.solve import solve  # noqa: E402
 from tools.machine import machine  # noqa: E402
 
 _OUTPUT = flags.DEFINE_string("output", os.fspath(ROOT / "tools/results/bench_planner.md"), "where to write the tables")

@@ -30,7 +30,7 @@ def activation_bytes(variant: str) -> int:
     """Return the peak of one gradient step of a variant, without weights and their gradients."""
     import tensorflow as tf
 
-    from tf_memsaver.runtime import recompute
+    from tf_memsaver.runtime.recompute import recompute
 
     generator = tf.random.Generator.from_seed(0)
     weights = [

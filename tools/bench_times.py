@@ -67,8 +67,8 @@ def _rows(name: str) -> list[str]:
     import keras
 
     import tf_memsaver
-    from tf_memsaver.capture.batch import synthetic_batch
-    from tf_memsaver.training_step import TrainingStep
+    from tf_memsaver.check.training_step import TrainingStep
+    from tf_memsaver.program.batch import synthetic_batch
 
     build, batch_size, granularity = CASES[name]
     keras.utils.set_random_seed(0)

@@ -55,7 +55,7 @@ class Mode(NamedTuple):
 
 
 def _batches(model: Any, size: int) -> list[tuple[Any, Any]]:
-    from tf_memsaver.capture.batch import synthetic_batch
+    from tf_memsaver.program.batch import synthetic_batch
 
     return [synthetic_batch(model, size, seed=number) for number in range(STEPS)]
 
@@ -276,7 +276,7 @@ def _specs(inputs: Any) -> Any:
 
 def _optimized(model: Any, cell: Cell, batch_size: int) -> Any:
     import tf_memsaver
-    from tf_memsaver.capture.signature import share_signature
+    from tf_memsaver.program.signature import share_signature
 
     options: dict[str, Any] = {"batch_size": batch_size, "strategy": cell.plan, "granularity": cell.granularity}
     if not hasattr(model, "optimized"):
@@ -291,7 +291,7 @@ def _model(cell: Cell, steady: bool) -> Any:
     """Return the plain model, compiled with Adam or, where rounding must not grow, with SGD."""
     import keras
 
-    from tf_memsaver.capture.signature import note_inputs
+    from tf_memsaver.program.signature import note_inputs
     from tools.conformance_models import MODELS
 
     case, mode = MODELS[cell.model], MODES[cell.mode]

@@ -8,12 +8,12 @@ from typing import Any
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.one_level import Found
-from tf_memsaver.plan.polish import polished
+from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.simulate import Simulator
-from tf_memsaver.plan.solve import curve, solve
 from tf_memsaver.plan.types import Plan, Request, Segment
+from tf_memsaver.planners.solve import curve, solve
+from tf_memsaver.search.one_level import Found
+from tf_memsaver.search.polish import polished
 from tools.checkmate_graphs import Network, network_of, step_graph
 from tools.checkmate_judge import CAPACITY, judged, largest_batch, retained_peak, working_set_bytes
 from tools.checkmate_models import MODELS

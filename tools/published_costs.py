@@ -1,6 +1,6 @@
 """Part B: what plans cost over the best one known, under Checkmate's cost model, over a range of budgets.
 
-Checkmate's table is over the optimum of its MILP. Where the oracle can run (``plan/milp.py`` needs HiGHS), costs over
+Checkmate's table is over the optimum of its MILP. Where the oracle can run (``oracle/milp.py`` needs HiGHS), costs over
 its bound stand beside: no schedule costs less, so that they are never less than those over the optimum. The same
 holds for costs over the plain step's, which need no oracle.
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_memsaver.errors import InfeasibleBudgetError
-from tf_memsaver.plan.chen import covered, greedy_cuts, made_by_unit, sqrt_cuts
-from tf_memsaver.plan.milp import is_available, least_replay
+from tf_memsaver.oracle.milp import is_available, least_replay
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.solve import curve, solve
 from tf_memsaver.plan.types import Request, Segment
+from tf_memsaver.planners.chen import covered, greedy_cuts, made_by_unit, sqrt_cuts
+from tf_memsaver.planners.solve import curve, solve
 from tools.checkmate_graphs import Network, network_of, step_graph
 from tools.checkmate_judge import Judged, judged, working_set_bytes
 from tools.checkmate_models import MODELS

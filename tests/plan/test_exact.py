@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import Net, brute_force, chain, graphs, requests, within_a_budget
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.one_level import OneLevel
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.solve import solve
 from tf_memsaver.plan.types import Request
+from tf_memsaver.planners.solve import solve
+from tf_memsaver.search.one_level import OneLevel
 
 examples = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 

@@ -9,12 +9,13 @@ import pytest
 
 from tests.plan.strategies import Net
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan import one_level, search
-from tf_memsaver.plan.one_level import REACH, THIN_CUTS, OneLevel, candidate_positions
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.search import Search
-from tf_memsaver.plan.tables import Tables
 from tf_memsaver.plan.types import Request
+from tf_memsaver.search import labels as search
+from tf_memsaver.search import one_level
+from tf_memsaver.search.labels import Search
+from tf_memsaver.search.one_level import REACH, THIN_CUTS, OneLevel, candidate_positions
+from tf_memsaver.search.tables import Tables
 
 Entry = tuple[float, float, float, float]
 
@@ -53,7 +54,7 @@ def entries(tables: Tables) -> Iterator[tuple[tuple[int, int, int], Entry]]:
 
 @pytest.mark.parametrize("block", [7, 256])
 def test_tables_of_fewer_segments_say_of_them_what_the_whole_ones_say(block: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tf_memsaver.plan.tables.BLOCK", block)
+    monkeypatch.setattr("tf_memsaver.search.tables.BLOCK", block)
     problem = residual(8)
     full = Tables(problem, candidate_positions(problem))
     whole, last = dict(entries(full)), len(full.positions) - 1

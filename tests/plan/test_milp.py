@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tests.plan.strategies import Net, brute_force, chain, graphs, requests
 from tf_memsaver.errors import MissingExtraError
 from tf_memsaver.ir.graph import Graph, Phase
-from tf_memsaver.plan import milp
-from tf_memsaver.plan.bounds import by_bytes
-from tf_memsaver.plan.milp import least_replay
-from tf_memsaver.plan.nested import quickest_nested
+from tf_memsaver.oracle import milp
+from tf_memsaver.oracle.milp import least_replay
+from tf_memsaver.oracle.stages import Stages
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.solve import solve
-from tf_memsaver.plan.stages import Stages
 from tf_memsaver.plan.types import Request
+from tf_memsaver.planners.nested import quickest_nested
+from tf_memsaver.planners.solve import solve
+from tf_memsaver.search.bounds import by_bytes
 
 needs_highs = pytest.mark.skipif(
     not milp.is_available(), reason="HiGHS is not installed: pip install tf-memsaver[milp]"

@@ -12,8 +12,8 @@ from tests.plan.strategies import chain, graphs, requests
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.solve import planner_names, solve
 from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, Plan, Request, SegmentMode, check_cover
+from tf_memsaver.planners.solve import planner_names, solve
 
 NEEDS_BUDGET = {"min_time"}
 examples = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import chain, graphs
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.nested import nested
-from tf_memsaver.plan.one_level import Found
-from tf_memsaver.plan.polish import polished
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.types import Request, SegmentMode, check_cover
+from tf_memsaver.planners.nested import nested
+from tf_memsaver.search.one_level import Found
+from tf_memsaver.search.polish import polished
 
 
 def test_it_finds_quicker_nested_plans() -> None:

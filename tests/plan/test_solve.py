@@ -20,8 +20,8 @@ from tf_memsaver.errors import (
 from tf_memsaver.plan import registry
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
-from tf_memsaver.plan.solve import curve, planner_names, register_planner, solve
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.planners.solve import curve, planner_names, register_planner, solve
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver import keras_compat
-from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
-from tf_memsaver.capture.model_function import ModelFunction
-from tf_memsaver.capture.sublayer_calls import SublayerCalls
-from tf_memsaver.plain_names import Names
+from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
+from tf_memsaver.program.model_function import ModelFunction
+from tf_memsaver.program.sublayer_calls import SublayerCalls
 from tf_memsaver.rewrite.keras_model import make_uncertified
 
 Span = tuple[Any, ...]

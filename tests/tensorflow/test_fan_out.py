@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tf_memsaver import fan_out
-from tf_memsaver.gates import Gates
+from tf_memsaver.parity import fan_out
+from tf_memsaver.parity.gates import Gates
 
 
 def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], list[Any], Any]:

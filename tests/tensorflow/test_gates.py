@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_memsaver.gates import Gates, behind
+from tf_memsaver.parity.gates import Gates, behind
 
 NUMBERS = [0.0, -0.0, 1.5, float("nan"), float("inf"), -float("inf")]
 

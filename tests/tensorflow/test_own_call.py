@@ -16,8 +16,8 @@ import tf_memsaver
 from tests.tensorflow.models import register
 from tests.tensorflow.plans import optimized_between_cuts
 from tests.tensorflow.training import assert_trains_alike
-from tf_memsaver.capture.signature import note_inputs, signature_of
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
+from tf_memsaver.program.signature import note_inputs, signature_of
 
 
 @register

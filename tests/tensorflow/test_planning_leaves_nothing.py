@@ -16,7 +16,7 @@ from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tensorflow_ops
 
 import tf_memsaver
-from tf_memsaver.capture.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects
 
 WIDTH = 300
 """Weights of more than 256 KiB each: TensorFlow does not count smaller buffers on CPUs."""

@@ -23,7 +23,7 @@ import tf_memsaver
 from tests.tensorflow import models
 from tests.tensorflow import test_function as functions
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, UnsupportedModelError
-from tf_memsaver.rewrite.saved_model import PLANS_FILE
+from tf_memsaver.saved.saved_model import PLANS_FILE
 
 TRAINING = str(Path(__file__).resolve().parents[2] / "tools" / "saved_model_training.py")
 

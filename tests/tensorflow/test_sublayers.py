@@ -17,8 +17,8 @@ from tests.tensorflow.models import register
 from tests.tensorflow.plans import optimized_one_by_one
 from tests.tensorflow.test_own_call import blocks, blocks_half, dictionaries, of_a_graph
 from tests.tensorflow.training import assert_identical, assert_trains_alike, train
-from tf_memsaver.capture.signature import note_inputs
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.program.signature import note_inputs
 
 
 @register

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_memsaver.capture.signature import signature_of
+from tf_memsaver.program.signature import signature_of
 
 Record = dict[tuple[Any, ...], Any]
 

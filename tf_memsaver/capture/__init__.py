@@ -1,1 +1,4 @@
-"""From a Keras model to a Graph: the model's layer calls in order, and one training step traced over them."""
+"""A training step of a program, traced and turned into a graph for planners.
+
+Not here: what a model consists of (``program``). Nothing is run but, for measured times, single operations.
+"""

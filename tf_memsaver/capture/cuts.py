@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.calls import ADDITIONS
-from tf_memsaver.capture.operations import SUMS, sums_of_many
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.program.calls import ADDITIONS
+from tf_memsaver.tfgraph.operations import SUMS, sums_of_many
 
 _ADDED_AND_ACTIVATED = SUMS | {"BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"}
 _FUSED_WITH = {

@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.batch import mean_squares
 from tf_memsaver.capture.convert import traced_graph
-from tf_memsaver.capture.function_calls import FunctionCalls
 from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
+from tf_memsaver.program.batch import mean_squares
+from tf_memsaver.program.function_calls import FunctionCalls
 
 
 def concrete_function(function: Any, specs: Sequence[Any]) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tf_memsaver.capture.calls import CallSequence
-from tf_memsaver.capture.operations import FUNCTION_CALLS, hidden_state
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, hidden_state
 
 
 def pinned_units(sequence: CallSequence, step: TracedStep, variables: Iterable[tf.Variable]) -> dict[int, str]:

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_memsaver.capture.batch import no_gradient
-from tf_memsaver.capture.calls import CallSequence
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
-from tf_memsaver.plain_names import Names
+from tf_memsaver.parity.names import Names
+from tf_memsaver.program.batch import no_gradient
+from tf_memsaver.program.calls import CallSequence
 
 Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 """Makes the placeholders of a step."""

@@ -1,1 +1,4 @@
-"""What stands behind the command line: flags and help, the model that is named, the verbs, the output folder."""
+"""The command line: its flags, what they may be, and its verbs.
+
+Not here: printing and exit codes (``cli``).
+"""

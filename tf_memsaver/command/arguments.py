@@ -14,8 +14,8 @@ from typing import Any
 from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.files.targets import Kind, Target, check_target
 from tf_memsaver.plan.types import Plan
-from tf_memsaver.targets import Kind, Target, check_target
 
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
 _OF_KERAS = ("input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
@@ -150,7 +150,7 @@ def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
 
 def _check_strategy(name: str) -> None:
     # All planners enter their names in the table when they are imported, with NumPy alone.
-    from tf_memsaver.plan.solve import check_strategy
+    from tf_memsaver.planners.solve import check_strategy
 
     check_strategy(name)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from tf_memsaver.command.flags import PROGRAM
-from tf_memsaver.files import drop_unfinished
+from tf_memsaver.files.writing import drop_unfinished
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 _GRACE_SECONDS = 2.0

@@ -1,1 +1,4 @@
-"""What an operation costs: bytes, floating-point operations, workspace and time. No TensorFlow here."""
+"""What an operation costs on a device: views, in-place outputs, workspace, FLOPs, bytes, seconds.
+
+Not here: which operations run and when (``judge``). No TensorFlow.
+"""

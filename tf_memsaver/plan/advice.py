@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
-from tf_memsaver.plan.estimate import Estimate
-from tf_memsaver.plan.simulate import Simulator, Timeline
+from tf_memsaver.judge.estimate import Estimate
+from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.types import Plan, Request
 from tf_memsaver.units import format_bytes
 

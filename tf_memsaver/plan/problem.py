@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from tf_memsaver.errors import CertificationError, HintError, PlanFormatError
 from tf_memsaver.ir.graph import Cut, Graph
 from tf_memsaver.ir.topology import articulation_points
-from tf_memsaver.plan.simulate import Simulator, Timeline
+from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.types import Request, Segment, SegmentMode, check_cover
 
 if TYPE_CHECKING:
-    from tf_memsaver.plan.one_level import OneLevel
+    from tf_memsaver.search.one_level import OneLevel
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Problem:
     @cached_property
     def one_level(self) -> OneLevel:
         """The search over plans of one level; it does not depend on the request's limits."""
-        from tf_memsaver.plan.one_level import OneLevel
+        from tf_memsaver.search.one_level import OneLevel
 
         return OneLevel(self)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError
-from tf_memsaver.files import written
+from tf_memsaver.files.targets import Kind, Target, check_target
+from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.options import OPTIONS, checked, choice, number, text, whole
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
-from tf_memsaver.targets import Kind, Target, check_target
 from tf_memsaver.units import format_bytes, shown
 
 SCHEMA_VERSION = 1

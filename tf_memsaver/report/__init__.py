@@ -1,1 +1,4 @@
-"""What a person sees: tables and progress. Nothing here prints; ``cli`` does."""
+"""What a person is told and shown: notices, progress, tables.
+
+Not here: what the command does (``command``).
+"""

@@ -10,13 +10,13 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
-from tf_memsaver.plan.estimate import Estimate
+from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.plan.types import Plan, Segment, SegmentMode
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
-    from tf_memsaver.measurement import Measurement
-    from tf_memsaver.verification import Check, Verification
+    from tf_memsaver.check.measure import Measurement
+    from tf_memsaver.check.verify import Check, Verification
 
 _WORST_SHOWN = 10
 """Differing tensors that are listed by name; all of them are in the JSON."""

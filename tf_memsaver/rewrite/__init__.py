@@ -1,1 +1,4 @@
-"""Applying a plan to a model: segments over its layer calls, and a model of the same class that runs them."""
+"""Models and functions that train by a plan, over the original's layers and variables.
+
+Not here: how a segment is recomputed (``runtime``) and how results are stored (``saved``).
+"""

@@ -8,11 +8,11 @@ from typing import Any
 import keras
 
 from tf_memsaver.capture.keras_model import captured_units
-from tf_memsaver.capture.signature import signature_of
+from tf_memsaver.compat.keras import is_trained
 from tf_memsaver.errors import CertificationError, MemsaverError
-from tf_memsaver.keras_compat import is_trained
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.program.signature import signature_of
 
 
 def certify(model: Any, plan: Plan, copy: Callable[[], Any]) -> None:

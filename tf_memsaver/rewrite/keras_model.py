@@ -18,20 +18,20 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver import keras_compat
-from tf_memsaver.capture.layer_calls import list_layer_calls, runs_as_python
-from tf_memsaver.capture.model_function import ModelFunction, settings_of
-from tf_memsaver.capture.moved_cuts import MovedCuts
-from tf_memsaver.capture.signature import (
+from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.options import refused
+from tf_memsaver.plan.types import Plan, Segment
+from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
+from tf_memsaver.program.model_function import ModelFunction, settings_of
+from tf_memsaver.program.moved_cuts import MovedCuts
+from tf_memsaver.program.signature import (
     check_model,
     inputs_to_json,
     note_inputs_of_json,
     share_signature,
     usual_arguments,
 )
-from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
-from tf_memsaver.options import refused
-from tf_memsaver.plan.types import Plan, Segment
 from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.rewrite.sublayers import SublayerSegments

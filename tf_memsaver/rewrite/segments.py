@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_memsaver import keras_compat
-from tf_memsaver.capture.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
+from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat.keras import RecordingScope
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
-from tf_memsaver.keras_compat import RecordingScope
-from tf_memsaver.plain_names import Names, plain_name
+from tf_memsaver.parity.names import Names, plain_name
 from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.runtime import Shared, Tensors, recompute
+from tf_memsaver.program.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
+from tf_memsaver.runtime.recompute import Shared, Tensors, recompute
 
 _SMALL = 64
 """Elements of an integer tensor, such as a seed."""

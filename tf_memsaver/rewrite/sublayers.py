@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_memsaver import keras_compat
-from tf_memsaver.capture.calls import CallSequence, Reader
-from tf_memsaver.capture.layer_calls import LayerCall, Slot
-from tf_memsaver.capture.sublayer_calls import LayerPaths, SublayerCalls
+from tf_memsaver.compat import keras as keras_compat
 from tf_memsaver.errors import PlanMismatchError
-from tf_memsaver.plain_names import Names
+from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.types import Plan, Segment, SegmentMode
+from tf_memsaver.program.calls import CallSequence, Reader
+from tf_memsaver.program.layer_calls import LayerCall, Slot
+from tf_memsaver.program.sublayer_calls import LayerPaths, SublayerCalls
 from tf_memsaver.rewrite.segments import SegmentedForward
-from tf_memsaver.runtime import Shared
+from tf_memsaver.runtime.recompute import Shared
 
 _SEGMENTS = (Segment(start=0, stop=1, mode=SegmentMode.RECOMPUTE), Segment(start=1, stop=2, mode=SegmentMode.STORE))
 

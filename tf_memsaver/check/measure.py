@@ -1,0 +1,245 @@
+"""Measure a training step for real: peak bytes by ``tf.config.experimental.get_memory_info``, seconds by the clock.
+
+Each variant runs in a process of its own, because the allocator's peak and its cached buffers outlive a model. The
+first step warms up; the figures are the largest peak and the median time of the steps after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.check.tether import tether
+from tf_memsaver.check.training_step import KeptState, TrainingStep
+from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat.keras import own_optimizer
+from tf_memsaver.errors import MeasurementError
+from tf_memsaver.files.writing import scratch_folder
+from tf_memsaver.options import checked
+from tf_memsaver.program import batch
+from tf_memsaver.program.signature import inputs_to_json
+from tf_memsaver.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one variant's training step took. Bytes are the device allocator's own count.
+
+    ``peak_bytes`` is the peak of a whole step: weights, optimizer slots, batch, gradients, activations, scratch.
+    ``live_bytes`` was live before the step, ``gradient_bytes`` is the size of the weights' gradients, and
+    ``activation_bytes`` what remains of the peak without both. ``step_seconds`` is the median of ``steps`` steps;
+    ``trace_seconds`` is the time to trace the step (0 in eager mode; with XLA it includes the compilation).
+    """
+
+    device: str
+    mode: str
+    batch_size: int
+    peak_bytes: int
+    live_bytes: int
+    gradient_bytes: int
+    step_seconds: float
+    trace_seconds: float
+    steps: int
+
+    @property
+    def activation_bytes(self) -> int:
+        """Peak less what was live before the step and less the weights' gradients."""
+        return self.peak_bytes - self.live_bytes - self.gradient_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields and ``activation_bytes`` as plain JSON data."""
+        return {**dataclasses.asdict(self), "activation_bytes": self.activation_bytes}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mode} on {self.device}: peak {format_bytes(self.peak_bytes)}, activations "
+            f"{format_bytes(self.activation_bytes)}, step {self.step_seconds:.3f} s"
+        )
+
+
+def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3, isolate: bool = True) -> Measurement:
+    """Run training steps of ``model`` on made-up data and return what they took.
+
+    A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
+    outputs; where the compiled loss cannot be computed on made-up targets, that stands in for it, and the log says so.
+    The model, its variables and its optimizer are as before when this returns.
+
+    Args:
+      model: a plain or optimized Functional or Sequential model.
+      batch_size: samples in the batch.
+      mode: ``"eager"``, ``"graph"`` (tf.function) or ``"xla"`` (tf.function with jit_compile).
+      steps: how many steps to time after the warm-up.
+      isolate: measure in a fresh process (the model travels as a ``.keras`` file). ``False`` measures here, where
+        buffers of other work may be counted. Classes and functions of your own that are defined in ``__main__`` or
+        inside a function need it, and so do ``Lambda`` layers: the process loads the file in Keras's safe mode.
+
+    Raises:
+      InvalidRequestError: an argument has no meaning.
+      MeasurementError: the process failed; the message carries the end of its log.
+      OutputError: there is no room for temporary files.
+    """
+    options = checked(batch_size=batch_size, mode=mode, steps=steps, isolate=isolate)
+    batch_size, steps = options["batch_size"], options["steps"]
+    batch.input_specs(model, batch_size)
+    if isolate:
+        return _measure_in_process(model, batch_size, mode, steps)
+    return _measure_here(model, batch_size, mode, steps)
+
+
+def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
+    with scratch_folder(tempfile.gettempdir()) as folder, tether() as stdin:
+        path = os.path.join(folder, "model.keras")
+        batch.needs_stand_in(model, batch_size, run=True)  # For its warning: the log of the process is not shown.
+        try:
+            model.save(path)
+        except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
+            raise MeasurementError(
+                f"model '{model.name}' cannot be saved for a process of its own ({batch.first_line(error)}). "
+                f"Pass isolate=False to measure it here, or give its custom objects a get_config()."
+            ) from error
+        job = {
+            "model": path,
+            "inputs": inputs_to_json(model),
+            "batch_size": batch_size,
+            "mode": mode,
+            "steps": steps,
+            "safe_mode": keras_compat.loads_in_safe_mode(),
+            "custom_objects": [dataclasses.asdict(each) for each in custom_objects(model, path)],
+        }
+        result = os.path.join(folder, "result.json")
+        done = subprocess.run(
+            [*_worker_command(), json.dumps(job), result, *(p for p in sys.path if isinstance(p, str))],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            # What it leaves behind when it is killed goes with the folder.
+            env={**os.environ, "TMPDIR": os.fspath(folder)},
+        )
+        if done.returncode:
+            tail = " | ".join(done.stderr.strip().splitlines()[-3:])
+            raise MeasurementError(
+                f"the measuring process ended with code {done.returncode}: {tail}. A negative code means that the "
+                f"system killed it, mostly for memory. If a custom class could not be found there, define it in an "
+                f"importable module and register it with keras.saving.register_keras_serializable, or pass "
+                f"isolate=False (which a Lambda layer needs, too)."
+            )
+        with open(result, encoding="utf-8") as file:
+            return Measurement(**json.load(file))
+
+
+def _worker_command() -> list[str]:
+    """Return the start of the worker's command line: its arguments are the job, the result's path, and ``sys.path``.
+
+    The worker searches the folders that this process does, in the same order, from its first import on: ``python -m``
+    would put the working folder in front.
+    """
+    steps = (
+        "import sys; job, result, *sys.path = sys.argv[1:]",
+        "from tf_memsaver.check.tether import end_with_parent; end_with_parent()",
+        "from tf_memsaver.check.worker import main; main(job, result)",
+    )
+    return [sys.executable, *(["-I"] if sys.flags.isolated else []), "-c", "; ".join(steps)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomObject:
+    """A class or function that a saved model needs: what Keras knows it by, and where Python finds it."""
+
+    registered_name: str
+    module: str
+    qualified_name: str
+    folder: str | None
+
+    @classmethod
+    def of(cls, registered_name: str, found: Any) -> CustomObject:
+        """Describe a class or function of this process; ``folder`` is where its module's package was found."""
+        top = sys.modules.get(found.__module__.partition(".")[0])
+        place = next(iter(getattr(top, "__path__", ())), None) or getattr(top, "__file__", None)
+        folder = None if place is None else os.path.dirname(os.path.abspath(place))
+        return cls(
+            registered_name=registered_name,
+            module=found.__module__,
+            qualified_name=found.__qualname__,
+            folder=folder,
+        )
+
+
+def custom_objects(model: Any, path: str) -> list[CustomObject]:
+    """Return what this process has for the names in the ``.keras`` file at ``path``, which ``model`` was saved to.
+
+    They are the registered classes and functions, and the classes of the model's own parts. What the file says of
+    modules is not read: whoever wrote a file would say what is imported.
+    """
+    classes = set(map(keras_compat.own_class, keras_compat.parts_of(model)))
+    live = {keras.saving.get_registered_name(each): each for each in classes}
+    live.update(keras.saving.get_custom_objects())
+    with zipfile.ZipFile(path) as archive:
+        names = set(_texts(json.loads(archive.read("config.json"))))
+    return [
+        CustomObject.of(name, found)
+        for name, found in sorted(live.items(), key=lambda item: item[0])
+        if name in names and hasattr(found, "__qualname__") and found.__module__.partition(".")[0] != "keras"
+    ]
+
+
+def _texts(item: Any) -> Iterator[str]:
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, (dict, list)):
+        for each in item.values() if isinstance(item, dict) else item:
+            yield from _texts(each)
+
+
+def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
+    device = device_name()
+    x, y = batch.synthetic_batch(model, batch_size)
+    with KeptState(model):
+        optimizer = own_optimizer(model)
+        stand_in = batch.needs_stand_in(model, batch_size, run=True)
+        step = TrainingStep(model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
+        started = time.perf_counter()
+        step.trace(x, y)
+        trace_seconds = time.perf_counter() - started
+        step.run(x, y)
+        peaks, lives, seconds = [], [], []
+        for _ in range(steps):
+            gc.collect()
+            lives.append(tf.config.experimental.get_memory_info(device)["current"])
+            tf.config.experimental.reset_memory_stats(device)
+            started = time.perf_counter()
+            step.run(x, y)
+            seconds.append(time.perf_counter() - started)
+            peaks.append(tf.config.experimental.get_memory_info(device)["peak"])
+    largest = max(range(steps), key=peaks.__getitem__)
+    return Measurement(
+        device=device,
+        mode=mode,
+        batch_size=batch_size,
+        peak_bytes=peaks[largest],
+        live_bytes=lives[largest],
+        gradient_bytes=step.gradient_bytes,
+        step_seconds=statistics.median(seconds),
+        trace_seconds=0.0 if mode == "eager" else trace_seconds,
+        steps=steps,
+    )
+
+
+def device_name() -> str:
+    """Return the device whose memory is counted: ``"GPU:0"`` when there is one, else ``"CPU:0"``."""
+    return "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"

@@ -1,0 +1,108 @@
+"""The training step that ``measure`` and ``verify`` run: what people write, traced as ``fit`` traces it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.compat.keras import compiled_parts, is_trained
+from tf_memsaver.program import batch
+from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.tfgraph.released import gradients_end_with_graphs
+
+
+class KeptState:
+    """Context that puts models and what they are compiled with back as they were, in place.
+
+    Variables get their values back, and optimizers, losses and metrics that were built meanwhile are as before.
+    """
+
+    def __init__(self, *models: Any) -> None:
+        self._objects = KeptObjects(*(part for model in models for part in compiled_parts(model)))
+        variables = [v for model in models for v in model.variables]
+        self._variables = {id(v): v for v in [*variables, *self._objects.variables]}.values()
+
+    def __enter__(self) -> KeptState:
+        self._values = [v.numpy() for v in self._variables]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Put everything back as it was at the start now."""
+        self._objects.restore()
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.assign(value)
+
+
+class TrainingStep:
+    """One training step: a tape, the loss, the gradients, and the update where there is an optimizer.
+
+    The batch dimension is free, as in ``fit``. With every shape known, TensorFlow's graph optimizer turns sums of three
+    and more terms into accumulators wherever it reckons with little memory (80% of 256 MiB on any CPU). These add in
+    order of arrival, so that last bits differ from run to run, and start from zeros that stay allocated between steps.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        mode: str,
+        example: tuple[Any, Any],
+        *,
+        optimizer: Any = None,
+        gradients: bool = True,
+        free_batch: bool = True,
+        stand_in: bool = False,
+    ) -> None:
+        """Prepare a step on batches like ``example`` (inputs and targets) in one of ``options.MODES``.
+
+        Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
+        ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model
+        that is not compiled (``batch.needs_stand_in``).
+        """
+        self._model, self._optimizer, self._returned, self._stand_in = model, optimizer, gradients, stand_in
+        self.weights = [v for v in model.trainable_variables if is_trained(v)]
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(self.weights)
+        self._function: Callable[..., Any] = self._step
+        if mode != "eager":
+            signature = keras.tree.map_structure(_free if free_batch else tf.TensorSpec.from_tensor, example)
+            self._function = tf.function(self._step, jit_compile=mode == "xla", input_signature=signature)
+        self._mode = mode
+        self.gradient_bytes = sum(v.value.shape.num_elements() * v.value.dtype.size for v in self.weights)
+
+    def _step(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            outputs = self._model(x, training=True)
+            loss = batch.training_loss(self._model, x, y, outputs, stand_in=self._stand_in)
+            scaled = loss if self._optimizer is None else self._optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, [v.value for v in self.weights])
+        if self._optimizer is not None:
+            pairs = [(g, v) for g, v in zip(gradients, self.weights, strict=True) if g is not None]
+            if not pairs:
+                raise batch.no_gradient(self._model.name)
+            self._optimizer.apply_gradients(pairs)
+        return loss, gradients if self._returned else []
+
+    def trace(self, x: Any, y: Any) -> None:
+        """Trace (graph mode) or trace and compile (XLA) the step; compiling runs it once."""
+        if self._mode == "graph":
+            with gradients_end_with_graphs():
+                self._function.get_concrete_function()  # type: ignore[attr-defined]
+        elif self._mode == "xla":
+            self.run(x, y)
+
+    def run(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
+        """Run one step to its end; return the loss and the gradients, in the order of ``weights``."""
+        with gradients_end_with_graphs():
+            loss, gradients = self._function(x, y)
+        loss.numpy()
+        return loss, gradients
+
+
+def _free(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)

@@ -1,0 +1,276 @@
+"""Prove that an optimized model trains as the plain one: loss, every gradient, every variable, several steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tf_memsaver.check.training_step import KeptState, TrainingStep
+from tf_memsaver.compat.keras import own_optimizer
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.options import checked
+from tf_memsaver.program import batch
+from tf_memsaver.program.signature import signature_of
+from tf_memsaver.rewrite.keras_model import another
+
+XLA_TOLERANCE = 1e-3
+"""Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest
+element of a tensor pass. In eager and graph mode nothing but equal bits does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison: what kind of thing, its name, and the largest difference (0 when the bits are equal).
+
+    ``relative_difference`` is the difference as a share of the plain tensor's largest magnitude.
+    """
+
+    kind: str
+    name: str
+    step: int
+    identical: bool
+    largest_difference: float
+    relative_difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The outcome of ``verify``.
+
+    ``identical`` says that all bits were equal; ``passed`` the same, or under XLA that differences stay within
+    rounding. ``deterministic_ops`` says that the comparison ran under ``tf.config.experimental.enable_op_determinism``,
+    because two runs of the plain model already differed without it.
+    """
+
+    mode: str
+    batch_size: int
+    steps: int
+    deterministic_ops: bool
+    checks: tuple[Check, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every compared tensor had the same bits."""
+        return all(check.identical for check in self.checks)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the optimized model trains as the plain one in this mode."""
+        if self.mode != "xla":
+            return self.identical
+        return all(check.relative_difference <= XLA_TOLERANCE for check in self.checks)
+
+    @property
+    def worst(self) -> Check:
+        """The check with the largest relative difference."""
+        return max(self.checks, key=lambda check: (check.relative_difference, not check.identical))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome as plain JSON data; of the checks, a count by kind and those that differ."""
+        kinds: dict[str, int] = {}
+        for check in self.checks:
+            kinds[check.kind] = kinds.get(check.kind, 0) + 1
+        return {
+            "mode": self.mode,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "deterministic_ops": self.deterministic_ops,
+            "identical": self.identical,
+            "passed": self.passed,
+            "compared": kinds,
+            "differing": [dataclasses.asdict(check) for check in self.checks if not check.identical],
+        }
+
+    def __str__(self) -> str:
+        compared = ", ".join(f"{count} {kind}" for kind, count in self.to_json()["compared"].items())
+        under = ", with deterministic ops" if self.deterministic_ops else ""
+        if self.identical:
+            return f"bit-identical in {self.mode} mode over {self.steps} steps ({compared}){under}"
+        worst = self.worst
+        return (
+            f"{'within rounding' if self.passed else 'DIFFERENT'} in {self.mode} mode over {self.steps} steps "
+            f"({compared}){under}; largest difference {worst.largest_difference:.3g} "
+            f"({worst.relative_difference:.3g} of the largest element) in {worst.kind} {worst.name}, step {worst.step}"
+        )
+
+
+def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode: str = "graph") -> Verification:
+    """Train both models from the same state on the same made-up batches and compare everything.
+
+    Compared are, for every step, the loss, every gradient (``None`` must stay ``None``) and, after the update, every
+    variable: weights, BatchNorm statistics, dropout seeds. A compiled model is trained with its optimizer, another one
+    with plain SGD. A step that returns its gradients is not optimised as one that only applies them, so a compiled
+    model is also trained by Keras's own ``fit`` (not in eager mode), and what that logs after each step and all
+    variables at the end, the optimizer's included, are compared, too. Models, variables and the optimizer are as before
+    when this returns. Where the compiled loss cannot be computed on made-up targets, the mean square of the outputs
+    stands in for it, there is no ``fit``, and the log says so.
+
+    Args:
+      model: the plain model.
+      optimized: the same model as ``optimize`` or ``apply_plan`` returned it (over the same variables).
+      batch_size: samples in the batch.
+      steps: how many steps to train.
+      mode: ``"eager"``, ``"graph"`` or ``"xla"``.
+
+    Raises:
+      InvalidRequestError: the models do not share their variables, or an argument has no meaning.
+    """
+    options = checked(batch_size=batch_size, steps=steps, mode=mode)
+    batch_size, steps = options["batch_size"], options["steps"]
+    signature_of(model)
+    signature_of(optimized)
+    if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
+        raise InvalidRequestError(
+            "the two models do not share their variables: compare a model with what optimize(model) returned for it"
+        )
+    with KeptState(model, optimized):
+        own = own_optimizer(model)
+        if own is not None and not own.built:
+            # Before its state is taken down, so that what is traced keeps its slots when that is restored.
+            own.build(model.trainable_variables)
+        checks, deterministic = _compared(model, optimized, batch_size, steps, mode)
+    return Verification(mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=checks)
+
+
+def _compared(model: Any, optimized: Any, batch_size: int, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:
+    """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
+    with KeptState(model, optimized) as state:
+        stand_in = batch.needs_stand_in(model, batch_size, run=True)
+        trial = _Trial(state, batch_size, steps, mode, stand_in)
+        plain_step = trial.step_of(model)
+        plain, fits = trial.train(model, plain_step), False
+        if own_optimizer(model) is not None and mode != "eager" and not stand_in:
+            try:
+                plain |= trial.fit(model)
+                fits = True
+            except Exception as error:  # Whatever a train_step that somebody wrote may raise.
+                logging.warning(
+                    "model '%s' cannot be trained by fit on made-up data (%s): its step is compared in a loop alone",
+                    model.name,
+                    batch.first_line(error),
+                )
+
+        def trained(subject: Any, step: TrainingStep) -> Record:
+            return {**trial.train(subject, step), **(trial.fit(subject) if fits else {})}
+
+        repeated = trained(model, plain_step)
+        deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, repeated))
+        with _deterministic_ops() if deterministic else contextlib.nullcontext():
+            if deterministic:
+                plain = trained(model, trial.step_of(model))
+            other = trained(optimized, trial.step_of(optimized))
+    return _compare(plain, other), deterministic
+
+
+@contextlib.contextmanager
+def _deterministic_ops() -> Iterator[None]:
+    """Enable op determinism and leave it as it was; TensorFlow 2.21 offers the way back in its own module only."""
+    from tensorflow.python.framework import config
+
+    enabled = config.is_op_determinism_enabled()
+    tf.config.experimental.enable_op_determinism()
+    try:
+        yield
+    finally:
+        if not enabled:
+            config.disable_op_determinism()
+
+
+Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
+
+
+class _Trial:
+    """Trains models from the same state on the same batches, and keeps every number under (kind, name, step)."""
+
+    def __init__(self, state: KeptState, batch_size: int, steps: int, mode: str, stand_in: bool) -> None:
+        self._state, self._batch_size, self._steps = state, batch_size, steps
+        self._mode, self._stand_in = mode, stand_in
+
+    def step_of(self, model: Any) -> TrainingStep:
+        """Return the model's training step in a loop; it may be run again and again."""
+        example, own = batch.synthetic_batch(model, self._batch_size), own_optimizer(model)
+        optimizer = keras.optimizers.SGD(0.01) if own is None else own
+        return TrainingStep(model, self._mode, example, optimizer=optimizer, stand_in=self._stand_in)
+
+    def train(self, model: Any, step: TrainingStep) -> Record:
+        """Return the loss, the gradients and all variables of every step."""
+        self._state.restore()
+        record: Record = {}
+        for number in range(self._steps):
+            loss, gradients = step.run(*batch.synthetic_batch(model, self._batch_size, seed=number))
+            record["loss", "loss", number] = loss.numpy()
+            for variable, gradient in zip(step.weights, gradients, strict=True):
+                record["gradient", variable.path, number] = _array(gradient)
+            for variable in model.variables:
+                kind = "weight" if variable.trainable else "state"
+                record[kind, variable.path, number] = variable.numpy()
+        return record
+
+    def fit(self, model: Any) -> Record:
+        """Return what ``fit`` logs after every step and leaves in the variables."""
+        self._state.restore()
+        subject = another(model)
+        subject.run_eagerly, subject.jit_compile = False, self._mode == "xla"
+        batches = [batch.synthetic_batch(model, self._batch_size, seed=number) for number in range(self._steps)]
+        # A last batch that is not full leaves the batch dimension free, as most data does.
+        count = max(1, self._steps * self._batch_size - 1)
+        x, y = keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0)[:count], *batches)
+        record: Record = {}
+
+        def note(step: int, logs: dict[str, Any]) -> None:
+            record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
+
+        noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))
+        with warnings.catch_warnings():
+            # Keras warns of what is so in the user's own fit, too.
+            warnings.simplefilter("ignore")
+            subject.fit(x, y, batch_size=self._batch_size, shuffle=False, verbose=0, callbacks=[noting])
+        for variable in subject.variables:
+            kind = "weight after fit" if variable.trainable else "state after fit"
+            record[kind, variable.path, self._steps - 1] = variable.numpy()
+        for place, variable in enumerate(subject.optimizer.variables):
+            record["slot after fit", f"{place} {variable.path}", self._steps - 1] = variable.numpy()
+        return record
+
+
+def _array(gradient: Any) -> np.ndarray[Any, Any] | None:
+    """Return a gradient as one array; a sparse one as its values behind its indices."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        indices = np.asarray(gradient.indices).reshape(-1).astype(np.float64)
+        return np.concatenate([indices, np.asarray(gradient.values).reshape(-1).astype(np.float64)])
+    return np.asarray(gradient)
+
+
+def _compare(plain: Record, other: Record) -> tuple[Check, ...]:
+    return tuple(_check(*key, plain[key], other[key]) for key in plain)
+
+
+def _check(
+    kind: str, name: str, step: int, plain: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None
+) -> Check:
+    if plain is None or other is None:
+        same = plain is None and other is None
+        difference = relative = 0.0 if same else float("inf")
+    elif plain.shape != other.shape or plain.dtype != other.dtype:
+        same, difference, relative = False, float("inf"), float("inf")
+    else:
+        same = plain.tobytes() == other.tobytes()
+        difference = relative = 0.0
+        if not same:
+            left, right = plain.astype(np.float64), other.astype(np.float64)
+            difference = float(np.max(np.abs(left - right)))
+            relative = difference / max(float(np.max(np.abs(left))), float(np.finfo(np.float32).tiny))
+    return Check(
+        kind=kind, name=name, step=step, identical=same, largest_difference=difference, relative_difference=relative
+    )

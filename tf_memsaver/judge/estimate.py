@@ -1,0 +1,175 @@
+"""Memory of a training step layer by layer: the rule of thumb with real numbers, beside the simulated peak.
+
+The rule that people compute by hand counts activations twice (each has a gradient of its size) and weights three times
+(weight, gradient, one momentum), all at 4 bytes, plus the input batch. Here the element sizes and the number of
+optimizer slots are the model's own, read from the captured step. The rule still errs in both directions: not every
+output is kept for the backward pass, outputs that a layer makes on its way are, and gradients do not live all at once.
+The simulated peak knows; so both are shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase
+from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitEstimate:
+    """One layer call. A weight or buffer counts for the first call that has it, so that columns add up.
+
+    ``output_bytes`` is what later calls or the loss read from it; ``kept_bytes`` is what it makes and the backward pass
+    reads, so what stays in memory after the forward pass of the plain step; ``flops`` is one forward run.
+    """
+
+    label: str
+    kind: str
+    output_bytes: int
+    kept_bytes: int
+    parameter_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Where the bytes of one plain training step go. All figures are predicted; none was measured.
+
+    ``activation_bytes`` is all that the forward pass leaves for the backward pass, including what no layer owns (the
+    loss). ``optimizer_slots`` is the optimizer's memory as a multiple of the trained weights' (2.0 for Adam).
+    ``peak_bytes`` is the simulated peak of the whole step, as the allocator reports it; the live tensors are most at
+    ``peak_at``.
+    """
+
+    model: str
+    batch_size: int
+    units: tuple[UnitEstimate, ...]
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    input_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+    peak_at: str
+    step_seconds: float
+
+    @classmethod
+    def from_graph(cls, graph: Graph) -> Estimate:
+        """Return the estimate of a captured training step."""
+        simulator = Simulator(graph)
+        stored = [Segment(start=0, stop=len(graph.units), mode=SegmentMode.STORE)]
+        timeline = simulator.run(stored)
+        highest = max(timeline.instants, key=lambda instant: instant.live_bytes, default=None)
+        kept = _kept_for_backward(graph)
+        return cls(
+            model=graph.name,
+            batch_size=graph.batch_size,
+            units=_units(graph, kept),
+            parameter_bytes=graph.bytes_of(MemoryKind.PARAMETER),
+            gradient_bytes=_buffer_bytes(graph, MemoryKind.WEIGHT_GRADIENT),
+            optimizer_bytes=graph.bytes_of(MemoryKind.OPTIMIZER),
+            input_bytes=graph.bytes_of(MemoryKind.INPUT),
+            activation_bytes=sum(graph.values[buffer].nbytes for buffer in kept),
+            peak_bytes=simulator.reported_peak(stored),
+            peak_at="" if highest is None else _place(graph, graph.ops[highest.op]),
+            step_seconds=graph.step_seconds,
+        )
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all layers' outputs: the rule's count of activations."""
+        return sum(unit.output_bytes for unit in self.units)
+
+    @property
+    def optimizer_slots(self) -> float:
+        """The optimizer's memory as a multiple of the trained weights'."""
+        return self.optimizer_bytes / self.gradient_bytes if self.gradient_bytes else 0.0
+
+    @property
+    def rule_of_thumb_bytes(self) -> int:
+        """The rule's answer: every output and its gradient, weights, their gradients, optimizer slots, input batch."""
+        weights = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return 2 * self.output_bytes + weights + self.input_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the estimate as plain JSON data."""
+        data = dataclasses.asdict(self)
+        data["units"] = [dataclasses.asdict(unit) for unit in self.units]
+        data["output_bytes"] = self.output_bytes
+        data["optimizer_slots"] = self.optimizer_slots
+        data["rule_of_thumb_bytes"] = self.rule_of_thumb_bytes
+        return data
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} at batch size {self.batch_size}: predicted peak {format_bytes(self.peak_bytes)}, of which "
+            f"{format_bytes(self.activation_bytes)} activations kept for the backward pass"
+        )
+
+
+def _kept_for_backward(graph: Graph) -> dict[int, None]:
+    """Return the buffers that the forward pass makes and a later phase reads, in the order of those reads."""
+    kept: dict[int, None] = {}
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD:
+            continue
+        for value in op.inputs:
+            root = graph.roots[value]
+            producer = graph.producers[root]
+            if producer is not None and graph.ops[producer].phase is Phase.FORWARD:
+                kept[root] = None
+    return kept
+
+
+def _units(graph: Graph, kept: dict[int, None]) -> tuple[UnitEstimate, ...]:
+    """Attribute outputs, kept buffers, weights and work of the forward pass to the units."""
+    count = len(graph.units)
+    kept_bytes, parameter_bytes, flops = [0] * count, [0] * count, [0] * count
+    outputs: list[dict[int, None]] = [{} for _ in range(count)]
+    maker: list[int | None] = [None] * len(graph.values)
+    seen: set[int] = set()
+    for op in graph.ops:
+        if op.phase is not Phase.FORWARD:
+            continue
+        for value in op.inputs:
+            root = graph.roots[value]
+            made_by = maker[value]
+            if made_by is not None and made_by != op.unit:
+                outputs[made_by][root] = None
+            if op.unit is not None and graph.values[root].kind is MemoryKind.PARAMETER and root not in seen:
+                seen.add(root)
+                parameter_bytes[op.unit] += graph.values[root].nbytes
+        for value in op.outputs:
+            maker[value] = op.unit
+        if op.unit is not None:
+            flops[op.unit] += op.flops
+    for buffer in kept:
+        made_by = maker[buffer]
+        if made_by is not None:
+            kept_bytes[made_by] += graph.values[buffer].nbytes
+    return tuple(
+        UnitEstimate(
+            label=unit.label,
+            kind=unit.kind,
+            output_bytes=sum(graph.values[buffer].nbytes for buffer in outputs[unit.index]),
+            kept_bytes=kept_bytes[unit.index],
+            parameter_bytes=parameter_bytes[unit.index],
+            flops=flops[unit.index],
+        )
+        for unit in graph.units
+    )
+
+
+def _buffer_bytes(graph: Graph, kind: MemoryKind) -> int:
+    """Return the bytes of the buffers behind all values of a kind, views included."""
+    buffers = {graph.roots[value.index] for value in graph.values if value.kind is kind}
+    return sum(graph.values[buffer].nbytes for buffer in buffers)
+
+
+def _place(graph: Graph, op: Op) -> str:
+    where = "outside all layers" if op.unit is None else graph.units[op.unit].label
+    return f"{op.type}, {op.phase.value} of {where}"

@@ -1,0 +1,160 @@
+"""The one place where a proposal becomes a plan: simulated, checked, certified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
+from tf_memsaver.ir.graph import Graph
+from tf_memsaver.options import checked
+from tf_memsaver.plan.advice import advice
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names, register_planner
+from tf_memsaver.plan.types import Plan, Request, Segment
+from tf_memsaver.planners import (
+    curves,
+    nested,  # noqa: F401  (they register)
+)
+from tf_memsaver.search.bounds import least_seconds
+from tf_memsaver.search.one_level import Found
+
+__all__ = ["Choice", "Planner", "check_strategy", "curve", "planner_names", "register_planner", "solve"]
+
+
+MOST_BUDGET_ROUNDS = 8
+"""How often a planner is asked again because the allocator's peak of its plan is above the budget."""
+
+DEFAULT_POINTS = 24
+"""Points of a curve, if no other number is asked for."""
+
+_WITHIN_BUDGETS = ("auto", "min_time")
+
+
+def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> Plan:
+    """Return the plan that the request's planner proposes, certified by the simulator.
+
+    ``versions`` (name and version of what the plan was made with) are written into the plan.
+
+    Raises:
+      InvalidRequestError: an unknown strategy, or a limit that has no meaning.
+      HintError: a hint matches no layer, or hints contradict each other.
+      InfeasibleBudgetError: the plan's simulated peak is above the budget; ``least_bytes`` is one that ``auto`` and
+        ``min_time`` keep.
+      InfeasibleOverheadError: the request has a ``max_overhead`` and the plan needs more.
+      CertificationError: the proposal is no cover of the units, breaks a hint, or cuts where no segment may end.
+    """
+    begin = time.perf_counter()
+    request = request.checked()
+    planner = planner_named(request.strategy)
+    problem = Problem.build(graph, request)
+    choice, peak_bytes = _propose(planner, problem)
+    plan = _plan(problem, choice, peak_bytes, begin, versions)
+    plan = replace(plan, advice=advice(problem.simulator, plan))
+    if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
+        raise InfeasibleOverheadError(request.max_overhead, plan.step_overhead)
+    return plan
+
+
+def curve(
+    graph: Graph,
+    request: Request,
+    points: int = DEFAULT_POINTS,
+    *,
+    versions: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+) -> tuple[Plan, ...]:
+    """Return certified plans from the plain step to the least peak, of ever less memory and ever longer steps.
+
+    They are ``min_time``'s for limits between the two and, below what one level reaches, some of ``nested``'s, found
+    over the same tables, without those that another one beats in both. There may be fewer than ``points`` where fewer
+    plans differ. Each takes as ``plan_seconds`` the time since the one before it. Only the hints of ``request`` count.
+
+    Raises:
+      InvalidRequestError: fewer than two points, or too many.
+      HintError: a hint matches no layer, or hints contradict each other.
+    """
+    points = checked(points=points)["points"]
+    begin = time.perf_counter()
+    problem = Problem.build(graph, replace(request.checked(), strategy="auto", budget_bytes=None, max_overhead=None))
+    made: dict[tuple[Segment, ...], Plan] = {}
+    for choice in curves.proposals(problem, points):
+        if choice.segments not in made:
+            problem.certify(choice.segments, choice.planner)
+            peak = problem.simulator.reported_peak(choice.segments)
+            made[choice.segments] = _plan(problem, choice, peak, begin, versions)
+            begin = time.perf_counter()
+    return tuple(curves.pareto(list(made.values())))
+
+
+def _plan(
+    problem: Problem,
+    choice: Choice,
+    peak_bytes: int,
+    begin: float,
+    versions: Mapping[str, str] | Sequence[tuple[str, str]],
+) -> Plan:
+    """Return a certified choice as a plan; ``begin`` is when planning it began (``time.perf_counter``)."""
+    graph, request = problem.graph, problem.request
+    found = Found(segments=choice.segments, measured=problem.simulator.measure(choice.segments))
+    bound = least_seconds(problem, found)
+    overhead = problem.overhead(found.replay_seconds)
+    return Plan(
+        segments=choice.segments,
+        batch_size=graph.batch_size,
+        strategy=request.strategy,
+        planner=choice.planner,
+        peak_bytes=peak_bytes,
+        plain_peak_bytes=problem.plain_reported_peak,
+        step_overhead=overhead,
+        plan_seconds=time.perf_counter() - begin,
+        request=request,
+        labels=tuple(unit.label for unit in graph.units),
+        signatures=graph.signatures,
+        versions=tuple(sorted(dict(versions).items())),
+        bound_seconds=bound,
+        gap=None if bound is None else (1 + overhead) / (1 + problem.overhead(bound)) - 1,
+    )
+
+
+def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
+    """Return a certified proposal and its reported peak, within the budget where there is one.
+
+    Planners count the bytes of tensors. What the allocator reports is more, by an amount that only the finished plan
+    tells: so the planner is asked again for less, by as much as its last answer was above the budget.
+    """
+    budget = problem.request.budget_bytes
+    if budget is None:
+        return _certified(planner, problem)
+    limit, least, seen = budget, 0, set()
+    for _ in range(MOST_BUDGET_ROUNDS):
+        try:
+            choice, peak = _certified(planner, problem.with_budget(limit))
+        except InfeasibleBudgetError:
+            break
+        if peak <= budget:
+            return choice, peak
+        least = peak if not least else min(least, peak)
+        limit -= peak - budget
+        if choice.segments in seen or limit <= problem.graph.resident_bytes:
+            break
+        seen.add(choice.segments)
+    if problem.request.strategy not in _WITHIN_BUDGETS:
+        raise InfeasibleBudgetError(budget, least)
+    peaks = []
+    for strategy in ("min_peak", "nested") if problem.request.strategy == "auto" else ("min_peak",):
+        choice, peak = _certified(planner_named(strategy), problem.with_budget(None, strategy))
+        if peak <= budget:
+            return choice, peak
+        peaks.append(peak)
+    raise InfeasibleBudgetError(budget, min(peaks))
+
+
+def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:
+    """Return what the planner proposes, checked, and its reported peak."""
+    proposed = planner(problem)
+    choice = (
+        proposed if isinstance(proposed, Choice) else Choice(planner=problem.request.strategy, segments=tuple(proposed))
+    )
+    problem.certify(choice.segments, problem.request.strategy)
+    return choice, problem.simulator.reported_peak(choice.segments)

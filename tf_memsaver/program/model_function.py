@@ -1,0 +1,108 @@
+"""The training call of a Keras model as a traced function, for plans whose units are operations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.parity.scopes import unscoped_operations
+from tf_memsaver.program.batch import pack_inputs
+from tf_memsaver.program.calls import Call
+from tf_memsaver.program.function_calls import FunctionCalls, by_size
+from tf_memsaver.program.op_calls import OpCall
+from tf_memsaver.program.signature import signature_of, trace_call, usual_arguments
+from tf_memsaver.tfgraph.released import release
+
+
+class ModelFunction:
+    """A model's call in training, listed operation by operation; it stands for the layers' settings then.
+
+    Beside its outputs the function returns what Keras hangs on them (masks, logits that a loss looks through to) and
+    the losses that layers add.
+    """
+
+    def __init__(self, model: Any, arguments: Mapping[str, Any] | None = None) -> None:
+        """Trace ``model``, which is only read, with a free batch dimension.
+
+        ``arguments`` are constants that it is called with, beside its inputs; without, those of ``usual_arguments``.
+
+        Raises:
+          UnsupportedModelError: its inputs are not known, or its call cannot be traced.
+        """
+        self._structure: Any = None
+        self.arguments = usual_arguments(model) if arguments is None else arguments
+
+        unscoped: Collection[str] = ()
+
+        def traced(*flat: Any) -> dict[str, list[Any]]:
+            nonlocal unscoped
+            with unscoped_operations() as unscoped:
+                outputs = self.called(model, pack_inputs(model, list(flat)))
+            self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
+            made = keras.tree.flatten(outputs)
+            return {
+                "losses": keras_compat.losses_of(model),
+                "masks": [keras_compat.get_keras_mask(tensor) for tensor in made],
+                "logits": [keras_compat.get_logits(tensor) for tensor in made],
+                "outputs": made,
+            }
+
+        concrete = trace_call(model, traced, self.specs(model))
+        scopes = {operation.name.partition("/")[0] for operation in concrete.graph.get_operations() if operation.inputs}
+        self.scope = min(scopes, key=lambda name: not name.startswith(model.name))
+        frozen = [keras_compat.local_variable(v) for v in model.variables if not v.trainable]
+        self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group, frozen=frozen)
+        release(concrete.graph)
+
+    def specs(self, model: Any) -> list[tf.TensorSpec]:
+        """Return the specs of the flat inputs that the call is traced with."""
+        functional = keras_compat.inner_functional(model)
+        cast = model.compute_dtype if functional is None and model.autocast else None
+        return [_spec(tensor, cast) for tensor in keras.tree.flatten(signature_of(model).inputs)]
+
+    def group(
+        self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
+    ) -> tuple[Call, ...]:
+        """Return operations as calls (a ``function_calls.Grouping``)."""
+        return by_size(calls, outputs, resident, slots)
+
+    def called(self, model: Any, inputs: Any) -> Any:
+        """Return what ``model`` makes of ``inputs`` in training."""
+        return model(inputs, **self.arguments)
+
+    def flat_inputs(self, model: Any, inputs: Any) -> list[Any]:
+        """Return the flat tensors that the function takes for what ``model`` is called with."""
+        functional = keras_compat.inner_functional(model)
+        if functional is not None:
+            return keras_compat.standardize_inputs(functional, inputs)
+        specs = self.calls.argument_specs
+        return [tf.cast(each, spec.dtype) for each, spec in zip(keras.tree.flatten(inputs), specs, strict=True)]
+
+    def finish(self, model: Any, flat: Sequence[Any]) -> Any:
+        """Return the outputs of ``model`` for the tensors of ``calls.sequence.outputs``; it gets the added losses."""
+        result = self.calls.leave(flat)
+        for loss in result["losses"]:
+            # A Functional model has an add_loss of its own, for symbolic tensors alone.
+            keras.layers.Layer.add_loss(model, loss)
+        for output, mask, logits in zip(result["outputs"], result["masks"], result["logits"], strict=True):
+            if mask is not None:
+                keras_compat.set_keras_mask(output, mask)
+            if logits is not None:
+                keras_compat.set_logits(output, logits)
+        return keras.tree.pack_sequence_as(self._structure, result["outputs"])
+
+
+def _spec(tensor: Any, cast: str | None) -> tf.TensorSpec:
+    """Return the spec of an input; ``cast`` is the type that Keras casts floating inputs to before the call."""
+    dtype = tf.as_dtype(tensor.dtype)
+    return tf.TensorSpec(tuple(tensor.shape), cast if cast and dtype.is_floating else dtype, name=tensor.name)
+
+
+def settings_of(model: Any) -> tuple[bool, ...]:
+    """Return what of a model decides what its call traces, and may change later: the ``trainable`` flags."""
+    flags = [layer.trainable for layer in model._flatten_layers()]
+    return (*flags, *(variable.trainable for variable in model.variables))

@@ -1,0 +1,244 @@
+"""What a model is called with and what it returns: what is known of a Functional model, and must be told of others."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat.backend import check_backend
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
+from tf_memsaver.units import shown
+
+
+class Signature(NamedTuple):
+    """Structures of tensors or specs, whose first dimension is the batch; ``names`` are those of the outputs."""
+
+    inputs: Any
+    outputs: Any
+    names: Sequence[str]
+
+
+_NOTED: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
+
+
+def check_model(model: Any) -> None:
+    """Check that a model is one of Keras 3 on TensorFlow.
+
+    Raises:
+      UnsupportedModelError: it is not.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got the text or path {shown(model)}. "
+            f"Load the model first, with keras.models.load_model."
+        )
+    if isinstance(model, type) and issubclass(model, keras.Model):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got the class {model.__name__} itself. Give an instance: {model.__name__}(...)."
+        )
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
+            f"are not supported here; build the model with Keras 3."
+        )
+    check_backend()
+    if keras_compat.has_no_call(model):
+        raise _without_a_call(model)
+    if isinstance(model, keras.Sequential) and keras_compat.inner_functional(model) is None:
+        raise UnsupportedModelError(
+            f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
+            f"model.build((None, ...)) with the input shape."
+        )
+
+
+def _without_a_call(model: Any) -> UnsupportedModelError:
+    networks = [name for name, value in vars(model).items() if isinstance(value, keras.Model)]
+    advice = (
+        "Put the networks that train_step() trains into models (keras.Sequential, or keras.Model with a call())"
+        if not networks
+        else f"Optimize the networks inside it one by one, where it makes them: "
+        f"self.{networks[0]} = tf_memsaver.optimize(self.{networks[0]}, batch_size=...)"
+    )
+    others = f"; likewise {', '.join(f'self.{name}' for name in networks[1:])}" if networks[1:] else ""
+    return UnsupportedModelError(
+        f"model '{model.name}' ({type(model).__name__}) has no call(), so that there is no forward pass to cut. "
+        f"{advice}{others}."
+    )
+
+
+def signature_of(model: Any) -> Signature:
+    """Return the signature of a Functional or Sequential model, or of one whose inputs were noted.
+
+    Where a Functional model leaves the length of a text open, its own preprocessor (of a KerasHub task) tells it.
+
+    Raises:
+      UnsupportedModelError: it is no such model.
+    """
+    check_model(model)
+    functional = _graph_of(model)
+    if model not in _NOTED and functional is not None:
+        prepared = _prepared_inputs(model, _single(functional.input))
+        if prepared is not None:
+            note_inputs(model, prepared)
+    if model in _NOTED:
+        return _NOTED[model]
+    if functional is not None:
+        outputs = _single(functional.output)
+        return Signature(_single(functional.input), outputs, _output_names(outputs, functional.output_names))
+    raise UnsupportedModelError(
+        f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
+        f"inputs. Give what it is called with, such as inputs=tf.TensorSpec((None, 224, 224, 3)) (or a batch, or "
+        f"a dict of them), to optimize."
+    )
+
+
+def note_inputs(model: Any, inputs: Any) -> None:
+    """Take down what a model is called with: a structure of specs, or a batch. A model of its own ``call`` is built.
+
+    A Functional model knows its inputs, but for dimensions that its ``keras.Input`` left open, which are told here.
+
+    Raises:
+      InvalidRequestError: something in it has no shape and dtype, does not fit the model, or is known.
+      UnsupportedModelError: no Keras model, or its call cannot be traced with this.
+    """
+    check_model(model)
+    specs = keras.tree.map_structure(_free, inputs)
+    functional = _graph_of(model)
+    if functional is not None:
+        specs = _completed(model, _single(functional.input), specs)
+    found: list[Any] = []
+
+    def traced(*flat: Any) -> Any:
+        outputs = model(keras.tree.pack_sequence_as(specs, flat), **usual_arguments(model))
+        found.append(keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs))
+        return keras.tree.flatten(outputs)
+
+    release(trace_call(model, traced, keras.tree.flatten(specs)).graph)
+    outputs = found[-1]
+    numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
+    names = numbered if functional is None else functional.output_names
+    _NOTED[model] = Signature(specs, outputs, _output_names(outputs, names))
+
+
+def _output_names(outputs: Any, names: Sequence[str]) -> list[str]:
+    return sorted(outputs) if isinstance(outputs, dict) else list(names)
+
+
+def _completed(model: Any, known: Any, given: Any) -> Any:
+    """Return the inputs that a Functional model knows with the dimensions that are given where they were open."""
+    tensors = keras.tree.flatten(known)
+    if _are_known(tensors):
+        raise InvalidRequestError(f"model '{model.name}' knows its inputs: leave inputs= out")
+    try:
+        keras.tree.assert_same_structure(known, given)
+        pairs = list(zip(tensors, keras.tree.flatten(given), strict=True))
+        specs = [
+            tf.TensorSpec(spec.shape.merge_with(tensor.shape), tensor.dtype, tensor.name) for tensor, spec in pairs
+        ]
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"inputs: model '{model.name}' takes {keras.tree.map_structure(lambda t: tuple(t.shape), known)}, "
+            f"got {keras.tree.map_structure(lambda spec: tuple(spec.shape), given)}"
+        ) from error
+    return keras.tree.pack_sequence_as(known, specs)
+
+
+def _are_known(tensors: Sequence[Any]) -> bool:
+    """Whether all dimensions but the first are known."""
+    return all(dim is not None for tensor in tensors for dim in tensor.shape[1:])
+
+
+def _prepared_inputs(model: Any, known: Any) -> Any | None:
+    """Return the inputs with open lengths as the model's preprocessor makes them, or None if it does not say."""
+    preprocessor = getattr(model, "preprocessor", None)
+    tensors = keras.tree.flatten(known)
+    if preprocessor is None or _are_known(tensors):
+        return None
+    specs = []
+    for tensor in tensors:
+        part = next((part for part in ("encoder_", "decoder_") if tensor.name.startswith(part)), "")
+        length = getattr(preprocessor, f"{part}sequence_length", None)
+        if not isinstance(length, int) or None in tuple(tensor.shape[2:]):
+            return None
+        shape = (
+            tensor.shape if len(tensor.shape) < 2 or tensor.shape[1] is not None else (None, length, *tensor.shape[2:])
+        )
+        specs.append(tf.TensorSpec(shape, tensor.dtype))
+    return keras.tree.pack_sequence_as(known, specs)
+
+
+def share_signature(source: Any, target: Any) -> None:
+    """Let a model over the same layers have the same signature."""
+    if source in _NOTED:
+        _NOTED[target] = _NOTED[source]
+
+
+def inputs_to_json(model: Any) -> Any | None:
+    """Return the specs that ``note_inputs`` took as plain JSON data, or None if there were none."""
+    if model not in _NOTED:
+        return None
+    texts = keras.tree.map_structure(
+        lambda spec: json.dumps([spec.dtype.name, spec.shape.as_list()]), _NOTED[model].inputs
+    )
+    return keras.saving.serialize_keras_object(texts)
+
+
+def note_inputs_of_json(model: Any, data: Any) -> None:
+    """Note what ``inputs_to_json`` returned for a model, unless it has been noted."""
+    if data is not None and model not in _NOTED:
+        note_inputs(model, keras.tree.map_structure(_spec_of_text, keras.saving.deserialize_keras_object(data)))
+
+
+def _spec_of_text(text: str) -> tf.TensorSpec:
+    dtype, shape = json.loads(text)
+    return tf.TensorSpec(shape, dtype)
+
+
+def usual_arguments(model: Any) -> dict[str, Any]:
+    """Return what ``fit`` calls a model with, beside its inputs: a call that takes no ``training`` is given none."""
+    return {"training": True} if keras_compat.takes_training(model) else {}
+
+
+def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+    """Return the concrete function of a Python function that calls ``model``, which is left as it was.
+
+    Raises:
+      UnsupportedModelError: it cannot be traced.
+    """
+    model._clear_losses()
+    try:
+        with tf.init_scope(), gradients_end_with_graphs():
+            return tf.function(function, autograph=False).get_concrete_function(*specs)
+    except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
+        # Keras lists the arguments of the call behind its message.
+        reason = str(error).partition("Arguments received by")[0].strip().splitlines()[-1]
+        raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
+    finally:
+        model._clear_losses()
+
+
+def _graph_of(model: Any) -> Any | None:
+    """Return the Functional graph that says what a model is called with, even where its own ``call`` takes over."""
+    return model if isinstance(model, keras_compat.Functional) else keras_compat.inner_functional(model)
+
+
+def _single(structure: Any) -> Any:
+    """Return the only element of a list: a Functional model is called with that, and returns it."""
+    return structure[0] if isinstance(structure, (list, tuple)) and len(structure) == 1 else structure
+
+
+def _free(given: Any) -> tf.TensorSpec:
+    shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
+    if shape is None or dtype is None or not tf.TensorShape(shape).rank:
+        raise InvalidRequestError(
+            f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {shown(given)}"
+        )
+    return tf.TensorSpec((None, *tuple(shape)[1:]), dtype)

@@ -1,0 +1,119 @@
+"""Write an optimized model as a SavedModel that trains in the smaller memory with TensorFlow alone.
+
+The export follows the Reusable SavedModel interface (``__call__`` with ``training``, ``variables``,
+``trainable_variables``, ``regularization_losses``), has endpoints ``serve`` and ``train`` that
+``keras.layers.TFSMLayer`` can name, and carries the plan in ``assets.extra/memsaver_plan.json``. Recomputation survives
+because custom gradients are saved as functions.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER, Kind, check_target
+from tf_memsaver.options import checked
+from tf_memsaver.program.batch import pack_inputs
+from tf_memsaver.program.layer_calls import check_supported
+from tf_memsaver.rewrite.keras_model import is_optimized
+from tf_memsaver.saved.folders import write_saved_model
+
+PLAN_FILE = os.path.join(EXTRA_FOLDER, EXPORTED_PLAN)
+"""Where the plan lies in an exported SavedModel."""
+
+
+def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write ``optimized`` to the folder ``path``, beside and renamed, so that it is never there by half.
+
+    A process without tf_memsaver loads it with ``tf.saved_model.load`` and trains it: ``loaded(x, training=True)``
+    under a tape, gradients for ``loaded.trainable_variables``, plus ``loaded.regularization_losses`` (functions without
+    arguments). Losses that layers add in their call come with ``loaded.train_with_losses(x)``, a dict of ``outputs``
+    and ``losses``. The batch dimension stays free.
+
+    Raises:
+      InvalidRequestError: the model was not optimized, or ``path`` can be no target (an empty path, a folder in use).
+      OutputExistsError: ``path`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
+      OutputError: it cannot be written.
+    """
+    target = check_target(path, Kind.FOLDER, **checked(overwrite=overwrite))
+    check_supported(optimized)
+    if not is_optimized(optimized):
+        raise InvalidRequestError(
+            f"model '{optimized.name}' has no plan to export; pass what tf_memsaver.optimize returned "
+            f"(a plain model is exported by model.export)"
+        )
+    try:
+        plan = optimized.memsaver_plan.to_json()
+        write_saved_model(
+            _reusable(optimized), target, {"serving_default": _signature(optimized)}, {EXPORTED_PLAN: plan}
+        )
+    finally:
+        optimized._clear_losses()
+
+
+def _specs(model: Any) -> Any:
+    flat = [tf.TensorSpec(tuple(t.shape), t.dtype, name=t.name) for t in model.inputs]
+    return pack_inputs(model, flat)
+
+
+def _reusable(model: Any) -> Any:
+    """Return the trackable object that is saved, with all functions traced."""
+    spec = _specs(model)
+    root = tf.__internal__.tracking.AutoTrackable()
+    added: list[Any] = []
+
+    def run(inputs: Any, training: bool) -> Any:
+        outputs = model(inputs, training=training)
+        regularizers = sum(v.regularizer is not None for v in model.trainable_weights)
+        losses = model.losses
+        added[:] = losses[: len(losses) - regularizers]
+        return outputs
+
+    call = tf.function(lambda inputs, training=False: run(inputs, bool(training)), autograph=False)
+    serve = tf.function(lambda inputs: run(inputs, False), autograph=False)
+    train = tf.function(lambda inputs: run(inputs, True), autograph=False)
+    call.get_concrete_function(spec, training=False)
+    serve.get_concrete_function(spec)
+    call.get_concrete_function(spec, training=True)
+    train.get_concrete_function(spec)
+    root.__call__, root.serve, root.train = call, serve, train
+    if added:
+
+        def with_losses(inputs: Any) -> dict[str, Any]:
+            outputs = run(inputs, True)
+            return {"outputs": outputs, "losses": list(added)}
+
+        root.train_with_losses = tf.function(with_losses, autograph=False)
+        root.train_with_losses.get_concrete_function(spec)
+    root.variables = [v.value for v in model.variables]
+    root.trainable_variables = [v.value for v in model.trainable_variables]
+    root.regularization_losses = [_regularization(v) for v in model.trainable_weights if v.regularizer is not None]
+    return root
+
+
+def _regularization(variable: Any) -> Any:
+    function = tf.function(lambda: variable.regularizer(variable.value), autograph=False)
+    function.get_concrete_function()
+    return function
+
+
+def _signature(model: Any) -> Any:
+    """Return the serving signature: inputs by name in, outputs by name out."""
+    names = [t.name for t in model.inputs]
+    outputs = model.output_names if hasattr(model, "output_names") else ["output"]
+
+    def serving(**tensors: Any) -> dict[str, Any]:
+        results = keras.tree.flatten(model(pack_inputs(model, [tensors[n] for n in names]), training=False))
+        keys = (
+            outputs
+            if len(outputs) == len(results) == len(set(outputs))
+            else [f"output_{i}" for i in range(len(results))]
+        )
+        return dict(zip(keys, results, strict=True))
+
+    specs = {t.name: tf.TensorSpec(tuple(t.shape), t.dtype, name=t.name) for t in model.inputs}
+    return tf.function(serving, autograph=False).get_concrete_function(**specs)

@@ -1,0 +1,139 @@
+"""What segments cost, for all pairs of some starts and some stops at once: see ``tables`` for the letters.
+
+A table over the pairs of all cuts grows with their square. So ``Costs`` holds what the tables are made from, in flat
+arrays, and fills a ``Grid`` of the pairs that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.search.crossing import Crossing
+from tf_memsaver.search.facts import NEVER, Facts, Floats, Ints, unit_peaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The costs of the segments from each of ``rows`` to each of ``columns`` (indices of positions).
+
+    By mode, store and recompute, along the first axis; where the hints forbid a segment, W is infinite.
+    """
+
+    rows: Ints
+    columns: Ints
+    replay_seconds: Floats
+    stored_bytes: Floats
+    working_bytes: Floats
+    settled_bytes: Floats
+
+
+class Costs:
+    """What the tables of one problem are made from. ``positions`` are 0, the candidate cuts and N."""
+
+    def __init__(self, problem: Problem, facts: Facts, crossing: Crossing) -> None:
+        self.unit_count = len(problem.graph.units)
+        self._positions, self._crossing = crossing.positions, crossing
+        self._resident_bytes = facts.resident_bytes
+        self._arriving = np.array(facts.arriving, dtype=np.float64)
+        self._forbidden = [np.append(0, np.cumsum(other)) for other in (problem.forced, problem.pinned)]
+        replays = [entry for entry in facts.replays if entry[2] and entry[1] <= self.unit_count]
+        self._replays = _columns(replays, 3)
+        self._replay_units = self._replays[0].astype(np.int64) - 1
+        stored = [(b.made, b.readers[0], b.nbytes) for b in facts.buffers.values() if b.readers]
+        self._stored = _columns(stored, 3)
+        read = [
+            (before, reader, buffer.made, buffer.nbytes)
+            for buffer in facts.buffers.values()
+            for before, reader in zip([0, *buffer.readers], buffer.readers, strict=False)
+        ]
+        self._read = _columns(read, 4)
+        self._has_backward = np.zeros(self.unit_count + 2, dtype=np.bool_)
+        self._has_backward[[unit for unit in facts.backward_ops if unit <= self.unit_count]] = True
+        self._tops = [
+            _columns(
+                [
+                    (unit, *piece)
+                    for unit, ops in facts.backward_ops.items()
+                    if unit <= self.unit_count
+                    for piece in unit_peaks(facts, unit, ops, inside)
+                ],
+                4,
+            )
+            for inside in (False, True)
+        ]
+
+    def grid(self, rows: Ints, columns: Ints) -> Grid:
+        """Return the costs between some positions, given by index in ascending order."""
+        starts, stops = self._positions[rows], self._positions[columns]
+        nothing = np.zeros((len(rows), len(columns)))
+        backward, settled = self._backward_bytes(starts, stops, False), self._backward_bytes(starts, stops, True)
+        arriving = self._crossing.entering_replay(rows, columns) + self._arriving[stops]
+        replay = np.where(np.isfinite(backward), arriving, 0.0)
+        working = np.maximum(np.stack([backward, np.maximum(backward, replay)]), 0.0) + self._resident_bytes
+        return Grid(
+            rows=rows,
+            columns=columns,
+            replay_seconds=np.stack([nothing, _dominated(self._replays, starts, stops)]),
+            stored_bytes=np.stack([_dominated(self._stored, starts, stops), nothing]),
+            working_bytes=np.where(self._allowed(starts, stops), working, NEVER),
+            settled_bytes=np.stack([np.maximum(settled, 0.0) + self._resident_bytes, nothing]),
+        )
+
+    def replay_seconds_of(self, until: Ints) -> float:
+        """Return what a cover of one level replays, in seconds; see ``repeats.replayed_until``."""
+        _, need, seconds = self._replays
+        return float(seconds[need <= until[self._replay_units]].sum())
+
+    def _allowed(self, starts: Ints, stops: Ints) -> npt.NDArray[np.bool_]:
+        """Return which segments, by mode, hold no unit that must be of the other mode."""
+        free = [count[stops][None, :] == count[starts][:, None] for count in self._forbidden]
+        return np.stack(free) & (starts[:, None] < stops[None, :])
+
+    def _backward_bytes(self, starts: Ints, stops: Ints, inside: bool) -> Floats:
+        """Return the most that is live while (i, j] runs backward, of its own; ``inside``: without what enters it."""
+        # Units behind the first start and up to the last stop count; a column for each, and one for what lies before.
+        low, width = int(starts[0]), int(stops[-1]) - int(starts[0]) + 1
+        read = np.zeros((len(starts) + 1, width))
+        before, reader, made, nbytes = self._read
+        until = np.minimum(reader, made) if inside else reader
+        _add_to_rows(read, starts, before, until, np.maximum(reader, low) - low, nbytes)
+        np.cumsum(read, axis=0, out=read)
+        np.cumsum(read, axis=1, out=read)
+        top = np.zeros_like(read)
+        unit, edge, after, above = self._tops[int(inside)]
+        _add_to_rows(top, starts, edge, after, unit - low, above)
+        np.cumsum(top, axis=0, out=top)
+        peaks = np.asarray(np.add(read, top, out=read)[:-1])
+        units = np.arange(low, low + width)
+        peaks[:, ~self._has_backward[units]] = -NEVER
+        peaks[units[None, :] <= starts[:, None]] = -NEVER
+        return np.asarray(np.maximum.accumulate(peaks, axis=1, out=peaks)[:, stops - low])
+
+
+def _columns(entries: Sequence[tuple[float, ...]], count: int) -> Floats:
+    return np.array(entries, dtype=np.float64).reshape(-1, count).T
+
+
+def _add_to_rows(table: Floats, starts: Ints, low: Floats, high: Floats, column: Floats, amount: Floats) -> None:
+    """Add amounts to a column, for all starts in [low, high); running sums down the rows make the table."""
+    first, last = np.searchsorted(starts, low), np.searchsorted(starts, high)
+    inside = (first < last) & (column < table.shape[1]) & (column >= 0)
+    columns = column[inside].astype(np.int64)
+    np.add.at(table, (first[inside], columns), amount[inside])
+    np.subtract.at(table, (last[inside], columns), amount[inside])
+
+
+def _dominated(entries: Floats, starts: Ints, stops: Ints) -> Floats:
+    """Return, for each start i and stop j, the sum of amounts of entries (at, need, amount) with i < at, need ≤ j."""
+    at, need, amount = entries
+    row, column = np.searchsorted(starts, at) - 1, np.searchsorted(stops, need)
+    inside = (row >= 0) & (column < len(stops))
+    table = np.zeros((len(starts), len(stops)))
+    np.add.at(table, (row[inside], column[inside]), amount[inside])
+    table = np.cumsum(table, axis=1)
+    return np.asarray(np.cumsum(table[::-1], axis=0)[::-1])

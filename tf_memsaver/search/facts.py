@@ -1,0 +1,208 @@
+"""What the planners' tables are made from: one sweep over the graph, O(E).
+
+Who makes, reads and needs each value, in positions (1-based units), and the bytes that no plan changes. Readers are
+units: *forward* readers by what their ops read, *backward* readers by the unit that a backward op belongs to.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.judge.schedule import Step, walk
+from tf_memsaver.judge.simulate import Simulator
+
+NEVER = float("inf")
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True)
+class Buffer:
+    """A value made by a unit, with all its views: where it is made, and who needs it when."""
+
+    nbytes: int
+    made: int
+    demands: list[tuple[int, float]] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
+    last_op: dict[int, int] = field(default_factory=dict)
+    furthest: int = 0
+
+    def read_by(self, starts: Ints) -> Floats:
+        """Return, for each start i, the least j for which a backward op of (i, j] reads the value."""
+        following = np.searchsorted(self.readers, starts, side="right")
+        return np.asarray(np.append(self.readers, NEVER)[following])
+
+    def needed_by(self, starts: Ints) -> Floats:
+        """Return the least j for which a recompute segment (i, j] needs the value from outside or for backward."""
+        at, needs = np.array(sorted(self.demands)).reshape(-1, 2).T
+        least = np.append(np.minimum.accumulate(needs[::-1])[::-1], NEVER)
+        return np.asarray(np.minimum(least[np.searchsorted(at, starts, side="right")], self.read_by(starts)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardOp:
+    """A backward op: plan-independent live bytes while it runs, and what could take over an activation's buffer."""
+
+    place: int
+    live: int
+    fresh: tuple[int, ...]
+    overwrites: tuple[int, ...]
+
+
+class Facts:
+    """One sweep over the graph: who makes, reads and needs what, and the bytes that no plan changes."""
+
+    def __init__(self, graph: Graph, simulator: Simulator) -> None:
+        self._graph, self._simulator = graph, simulator
+        self.resident_bytes = graph.resident_bytes
+        self.buffers: dict[int, Buffer] = {}
+        for root, nbytes in enumerate(simulator.nbytes):
+            if simulator.roots[root] == root and simulator.unit_of[root] >= 0 and not simulator.resident[root]:
+                self.buffers[root] = Buffer(nbytes=nbytes, made=simulator.unit_of[root] + 1)
+        self.read_in: dict[int, dict[int, None]] = {}
+        self.backward_ops: dict[int, list[BackwardOp]] = {}
+        self._find_readers()
+        self._find_demands()
+        self._walk_backward()
+        self.forward_peak = self._forward_peak()
+
+    def _find_readers(self) -> None:
+        """Note which units' backward ops read which buffers, ``readers`` ascending, and the last such op of each."""
+        graph, roots = self._graph, self._simulator.roots
+        self._unit_at: list[int] = []
+        unit = len(graph.units) + 1
+        for op in graph.ops:
+            if op.phase is Phase.FORWARD or (unit > len(graph.units) and op.unit is None):
+                # A reader in a unit, or in the loss or its gradient.
+                for value in op.inputs:
+                    buffer = self.buffers.get(roots[value])
+                    if buffer is not None:
+                        buffer.furthest = max(buffer.furthest, unit if op.unit is None else op.unit + 1)
+            if op.phase is not Phase.FORWARD:
+                unit = unit if op.unit is None else op.unit + 1
+                if unit > len(graph.units):
+                    self._unit_at.append(unit)
+                    continue
+                for value in op.inputs:
+                    buffer = self.buffers.get(roots[value])
+                    if buffer is not None:
+                        buffer.last_op[unit] = op.index
+                        self.read_in.setdefault(unit, {})[roots[value]] = None
+            self._unit_at.append(unit)
+        for buffer in self.buffers.values():
+            buffer.readers = sorted(buffer.last_op)
+
+    def _find_demands(self) -> None:
+        """Find d(u) of every forward op, and with it which units' replay needs a buffer and when."""
+        graph, roots = self._graph, self._simulator.roots
+        need: list[float] = [NEVER] * len(graph.values)
+        for op in graph.ops:
+            if op.phase is not Phase.FORWARD and self._unit_at[op.index] <= len(graph.units):
+                for value in op.inputs:
+                    need[value] = min(need[value], self._unit_at[op.index])
+        self.replays: list[tuple[int, float, float]] = []
+        for op in reversed(graph.ops):
+            if op.unit is None or op.phase is not Phase.FORWARD:
+                continue
+            its = min((need[value] for value in op.outputs), default=NEVER)
+            self.replays.append((op.unit + 1, its, op.seconds))
+            for value in op.inputs:
+                need[value] = min(need[value], its)
+                buffer = self.buffers.get(roots[value])
+                if buffer is not None and its < NEVER:
+                    buffer.demands.append((op.unit + 1, its))
+
+    def _walk_backward(self) -> None:
+        """Count, op by op, the live bytes of everything but what units make in the forward pass: G, and at the loss."""
+        graph, simulator = self._graph, self._simulator
+        nbytes, buffers, units = simulator.nbytes, self.buffers, len(graph.units)
+        steps = [
+            step._replace(
+                touches=tuple(root for root in step.touches if root not in buffers),
+                news=tuple(root for root in step.news if root not in buffers),
+                overwrites=tuple(root for root in step.overwrites if root not in buffers),
+            )
+            for step in simulator.static
+        ]
+        live, last = walk(steps, nbytes, (root for root in simulator.outlive if root not in buffers), 0)
+        of_units = (op.index for op in graph.ops if op.phase is Phase.FORWARD and op.unit is not None)
+        last_unit_op = max(of_units, default=-1)
+        loss: list[BackwardOp] = []
+        seen = units + 1
+        self.arriving = [0] * (units + 2)
+        for op in graph.ops:
+            place, unit, step = op.index, self._unit_at[op.index], steps[op.index]
+            fresh = _fresh(step, nbytes, last, place)
+            overwrites = tuple(root for root in simulator.static[place].overwrites if root in buffers)
+            made = BackwardOp(place=place, live=live[place], fresh=fresh, overwrites=overwrites)
+            if unit <= units:
+                if unit < seen:
+                    self.arriving[unit:seen] = [live[place] - step.workspace - sum(fresh)] * (seen - unit)
+                    seen = unit
+                self.backward_ops.setdefault(unit, []).append(made)
+            elif place > last_unit_op:
+                loss.append(made)
+        self.loss_ops = tuple(loss)
+        """The ops between the last forward op of a unit and the first backward op of one."""
+        ends: dict[int, int] = {}
+        for made in loss:
+            ends.update((root, made.place) for root in simulator.static[made.place].touches if root in buffers)
+        read = sum(buffers[root].nbytes for root in ends)
+        self.settled_loss_peak = max((made.live for made in loss), default=0) + self.resident_bytes
+        unsettled = max((read + held_above(self, made, ends) for made in loss), default=0)
+        self.loss_peak = unsettled + self.resident_bytes
+
+    def _forward_peak(self) -> int:
+        """Return the least peak of the forward pass: every activation freed behind its last forward reader."""
+        simulator = self._simulator
+        forward = [simulator.static[op.index] for op in self._graph.ops if op.phase is Phase.FORWARD]
+        return max(walk(forward, simulator.nbytes, (), self.resident_bytes)[0], default=self.resident_bytes)
+
+
+def _fresh(step: Step, nbytes: Sequence[int], last: Sequence[int], place: int) -> tuple[int, ...]:
+    """Return the bytes of each new buffer that takes over none of those that die at this step."""
+    free = [nbytes[root] for root in step.overwrites if last[root] == place]
+    fresh = []
+    for root in step.news:
+        if nbytes[root] in free:
+            free.remove(nbytes[root])
+        else:
+            fresh.append(nbytes[root])
+    return tuple(fresh)
+
+
+def unit_peaks(facts: Facts, unit: int, ops: Sequence[BackwardOp], inside: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield, for ranges of starts i (the second exclusive), the most that a unit's backward ops hold above A(i, unit).
+
+    A value whose next reader below ``unit`` lies at or before i dies within the unit, at its last reading op; its
+    buffer may be taken over there. For which starts that is so depends on where that reader lies, and with ``inside``
+    on where the value is made.
+    """
+    dying: list[tuple[int, int, int]] = []
+    for root in facts.read_in.get(unit, ()):
+        buffer = facts.buffers[root]
+        below = buffer.readers[bisect_left(buffer.readers, unit) - 1] if buffer.readers[0] < unit else 0
+        dying.append((below, buffer.made if inside else unit, root))
+    edges = sorted({0, unit, *(edge for first, behind, _ in dying for edge in (first, behind) if edge < unit)})
+    for edge, after in itertools.pairwise(edges):
+        ends = {root: facts.buffers[root].last_op[unit] for a, b, root in dying if a <= edge < b}
+        yield edge, after, max(held_above(facts, op, ends) for op in ops)
+
+
+def held_above(facts: Facts, op: BackwardOp, ends: Mapping[int, int]) -> int:
+    """Return the live bytes at a backward op above A; the buffers in ``ends`` die at the given ops of its unit."""
+    held = op.live - sum(facts.buffers[root].nbytes for root, place in ends.items() if place < op.place)
+    free = [facts.buffers[root].nbytes for root in op.overwrites if ends.get(root) == op.place]
+    for nbytes in op.fresh:
+        if nbytes in free:
+            free.remove(nbytes)
+            held -= nbytes
+    return held

@@ -1,0 +1,266 @@
+"""Run one operation of another graph in the current graph, recorded on the gradient tapes that are active here.
+
+An operation that is copied by its definition alone (``import_graph_def``) is on no tape: gradients would come out as
+``None``. Here every copy is recorded with the gradient function registered for it, as ``tf.gradients`` looks it up, so
+that custom gradients of SavedModels are found too. The backward operations take the names that TensorFlow gives to
+those of a function (``gradients/…_grad/…``): graph optimisation sorts the terms of a sum by name, and their order is
+part of the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, function_pb2
+from tensorflow.python.eager import record
+from tensorflow.python.eager.polymorphic_function import atomic_function
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import handle_data_util
+
+from tf_memsaver.tfgraph.operations import (
+    CUSTOM_GRADIENT,
+    FUNCTION_CALLS,
+    called_function,
+    library_function,
+    own_outputs,
+    rivals,
+)
+
+_NOT_COPIED = ("_class", "_output_shapes")
+"""Attributes that speak of the graph that the operation comes from."""
+
+
+Gradient = Callable[..., Any]
+"""Takes an operation (None when it is being saved) and the gradients of its outputs; returns those of its inputs."""
+
+
+_SHAPES_UNKNOWN = frozenset(
+    "If PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile TensorListStack While".split()
+)
+"""Operations whose outputs have the shapes of the functions inside, which were traced with a free batch dimension."""
+
+_batch_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_size", default=None)
+
+
+@contextlib.contextmanager
+def free_dimension_is(batch_size: int) -> Iterator[None]:
+    """Take the one free dimension of what comes out of loops and branches for the batch, to know its bytes."""
+    token = _batch_size.set(batch_size)
+    try:
+        yield
+    finally:
+        _batch_size.reset(token)
+
+
+class Template:
+    """An operation as it stood when it was listed; it does not keep its graph.
+
+    TensorFlow rewrites a loop in place when its gradient is taken, and drops graphs that nobody keeps.
+    """
+
+    __slots__ = (
+        "_definition",
+        "_functions",
+        "_gradient",
+        "_handles",
+        "_rivals",
+        "attributes",
+        "dtypes",
+        "name",
+        "read_dtypes",
+        "shapes",
+        "type",
+    )
+
+    def __init__(self, operation: Any) -> None:
+        """Take down what ``emit`` needs of ``operation``."""
+        self.type: str = operation.type
+        self.name: str = operation.name
+        self.attributes = {k: v for k, v in operation.node_def.attr.items() if k not in _NOT_COPIED}
+        outputs = own_outputs(operation)
+        self._gradient = operation._gradient_function
+        called = called_function(operation)
+        if called is not None:
+            types = attr_value_pb2.AttrValue.ListValue(type=[tensor.dtype.as_datatype_enum for tensor in outputs])
+            self.attributes["Tout"] = attr_value_pb2.AttrValue(list=types)
+            name = attr_value_pb2.NameAttrList(name=called.name)
+            self.attributes["f"] = attr_value_pb2.AttrValue(func=name)
+        self.read_dtypes = [tensor.dtype for tensor in operation.inputs]
+        self.dtypes = [tensor.dtype for tensor in outputs]
+        self.shapes = [tensor.shape for tensor in outputs]
+        self._definition = operation.op_def
+        named = [func.name for value in self.attributes.values() for func in _named_in(value)]
+        self._functions = {name: library_function(operation.graph, name) for name in named}
+        self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
+        self._handles = [
+            handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
+            for tensor in outputs
+        ]
+
+    @property
+    def names_functions(self) -> bool:
+        """Whether an attribute names a function."""
+        return bool(self._functions)
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the operation is declared to have state or effects."""
+        return bool(self._definition.is_stateful)
+
+    def emit(
+        self,
+        inputs: Sequence[Any],
+        name: str,
+        gradient: Gradient | None = None,
+        of_tape: bool = False,
+        own_scope: bool = True,
+    ) -> list[tf.Tensor]:
+        """Add a copy that reads ``inputs`` to the current graph; return its outputs.
+
+        ``gradient`` stands in for the registered gradient function. The backward operations are named as in a function
+        of their own or, with ``of_tape``, as a tape names them in the graph of the forward pass:
+        by the operation, if that was recorded in a name scope of its own, or by the scope that it lies in.
+
+        Raises:
+          LookupError: (when a gradient is asked for) the operation has no gradient.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        attributes = self._functions_brought(graph) if self.names_functions else self.attributes
+        if gradient is not None:
+            attributes = {**attributes, CUSTOM_GRADIENT: attr_value_pb2.AttrValue(s=registered(gradient).encode())}
+        made = self._made(graph, inputs, name, attributes)
+        if self._gradient is not None and gradient is None:
+            made._gradient_function = self._gradient
+        outputs = list(made.outputs)
+        for handle, shape, copy in zip(self._handles, self.shapes, outputs, strict=True):
+            if handle is not None:
+                handle_data_util.set_handle_data(copy, handle)
+            if shape.rank is not None:
+                self._set_shape(copy, shape)
+        differentiable = inputs and any(dtype.is_floating or dtype == tf.variant for dtype in self.dtypes)
+        if differentiable and record.could_possibly_record():
+            if of_tape:
+                # A tape tells gradient functions what nobody wants of them.
+                made.skip_input_indices = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
+            recorded_in = made.name if own_scope else made.name.rpartition("/")[0]
+            scope = f"gradient_tape/{recorded_in}".rstrip("/") if of_tape else f"gradients/{name}_grad"
+            _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes or self._gradient is not None)
+        return outputs
+
+    def copy(self, graph: Any, inputs: Sequence[Any], name: str) -> Any:
+        """Add a copy, to the graph that the operation is of itself, that is on no tape; return the operation."""
+        return self._made(graph, inputs, name, self.attributes)
+
+    def _made(self, graph: Any, inputs: Sequence[Any], name: str, attributes: dict[str, Any]) -> Any:
+        return graph._create_op_internal(
+            self.type, list(inputs), self.dtypes, name=name, attrs=attributes, op_def=self._definition
+        )
+
+    def _functions_brought(self, graph: Any) -> dict[str, Any]:
+        """Add the functions that attributes name to the library of a graph, and return the attributes.
+
+        The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own.
+        """
+        for function in filter(None, (*self._functions.values(), *self._rivals)):
+            graph._add_function_recursive(function)
+        if self.type in FUNCTION_CALLS:
+            return self.attributes
+        found = {}
+        for key, value in self.attributes.items():
+            copy = attr_value_pb2.AttrValue()
+            copy.CopyFrom(value)
+            for named in _named_in(copy):
+                function = self._functions[named.name]
+                if function is not None:
+                    definition = function_pb2.FunctionDef()
+                    definition.CopyFrom(function.cached_definition)
+                    definition.signature.name = named.name = f"{named.name}_{ops.uid()}"
+                    _note_shapes(definition, function.graph)
+                    graph._add_function(atomic_function.from_function_def(definition, function.function_type))
+            found[key] = copy
+        return found
+
+    def _set_shape(self, copy: tf.Tensor, shape: tf.TensorShape) -> None:
+        """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
+        if copy.shape.is_fully_defined():
+            return
+        sizes = list(shape)
+        if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN and sizes.count(None) == 1:
+            sizes[sizes.index(None)] = _batch_size.get()
+        if sizes != (None if copy.shape.rank is None else list(copy.shape)):
+            copy.set_shape(sizes)
+
+
+def _note_shapes(definition: Any, graph: Any) -> None:
+    """Note in a function's definition the shapes that its graph knows: not all of them can be inferred anew.
+
+    The gradient of a loop is made by what is known in the graph that TensorFlow makes of the definition.
+    """
+    for node in definition.node_def:
+        shapes = [tensor.shape.as_proto() for tensor in graph.get_operation_by_name(node.name).outputs]
+        if shapes:
+            noted = attr_value_pb2.AttrValue.ListValue(shape=shapes)
+            node.attr["_output_shapes"].CopyFrom(attr_value_pb2.AttrValue(list=noted))
+
+
+def followed(tensors: Sequence[Any]) -> list[bool]:
+    """Return for each tensor whether a tape follows it; all may be, where none is there (a gradient of the graph)."""
+    if not record.could_possibly_record():
+        return [True] * len(tensors)
+    return [bool(record.should_record_backprop([tensor])) for tensor in tensors]
+
+
+def _named_in(value: Any) -> Sequence[Any]:
+    """Return the functions that an attribute names."""
+    return [value.func] if value.HasField("func") else value.list.func
+
+
+SEGMENT = "MemsaverSegment-"
+
+
+def registered(gradient: Gradient, prefix: str = "MemsaverGradient-") -> str:
+    """Register a gradient function, as ``tf.custom_gradient`` does for each of its calls, and return its name.
+
+    A tape outside a tf.function asks the registry; it does not see what is recorded inside.
+    """
+    name = f"{prefix}{ops.uid()}"
+    ops.RegisterGradient(name)(gradient)
+    return name
+
+
+def registered_segment(gradient: Gradient) -> str:
+    """Register the gradient function of a segment, whose operations have gradients of their own in the plain step.
+
+    A SavedModel traces it as a ``tf.function``; AutoGraph would run the test of a ``while`` once more, in a scratch
+    graph, and with it the segments inside a segment.
+    """
+    return registered(tf.autograph.experimental.do_not_convert(gradient), SEGMENT)
+
+
+def ends_segment(operation: Any) -> bool:
+    """Whether an operation has a gradient function that ``registered_segment`` registered."""
+    attribute = operation.node_def.attr.get(CUSTOM_GRADIENT)
+    return attribute is not None and attribute.s.decode().startswith(SEGMENT)
+
+
+def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool) -> None:
+    try:
+        function = ops.get_gradient_function(operation) if custom else ops.gradient_registry.lookup(operation.type)
+    except LookupError:
+        # As in TensorFlow: an error only if a gradient is asked for.
+        def function(*_: Any) -> Any:
+            raise LookupError(f"operation '{operation.name}' of type {operation.type} has no gradient")
+
+    if function is None:
+        return
+
+    def backward(*upstream: Any) -> list[Any]:
+        with tf.name_scope(f"{scope}/"):
+            found = function(operation, *upstream)
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+    record.record_operation(operation.type, outputs, inputs, backward)
