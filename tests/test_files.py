@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tf_memsaver.errors import OutputError, OutputExistsError
+from tf_memsaver.files import writing
 from tf_memsaver.files.targets import Kind, Target, check_target
 from tf_memsaver.files.writing import drop_unfinished, scratch_folder, written
-from tf_memsaver.files.writing import writing as files
 
 PLAN = '{"schema_version": 1, "text": "%s"}'
 
@@ -23,7 +23,7 @@ PLAN = '{"schema_version": 1, "text": "%s"}'
 @pytest.fixture(params=Kind, ids=lambda kind: kind.value)
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
     yield request.param
-    assert not files._scratch
+    assert not writing._scratch
     assert not [path for path in tmp_path.iterdir() if path.name != "out"]
 
 
@@ -196,7 +196,7 @@ def test_a_private_folder_is_private_and_goes(tmp_path: Path) -> None:
         (one / "text").write_text("x")
         drop_unfinished()
         assert not list(tmp_path.iterdir())
-    assert not files._scratch
+    assert not writing._scratch
 
 
 def test_an_error_inside_names_the_target(tmp_path: Path) -> None:

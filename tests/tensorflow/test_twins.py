@@ -17,7 +17,7 @@ from tests.tensorflow.test_function import concrete_function, cut_everywhere
 from tests.tensorflow.test_op_granularity import adds_losses, small_gpt2, small_vit
 from tests.tensorflow.training import batch_for
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.runtime.recompute import twins
+from tf_memsaver.runtime import twins
 
 
 class _Counted:

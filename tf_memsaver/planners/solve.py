@@ -13,10 +13,7 @@ from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names, register_planner
 from tf_memsaver.plan.types import Plan, Request, Segment
-from tf_memsaver.planners import (
-    curves,
-    nested,  # noqa: F401  (they register)
-)
+from tf_memsaver.planners import curves
 from tf_memsaver.search.bounds import least_seconds
 from tf_memsaver.search.one_level import Found
 

@@ -1,0 +1,166 @@
+"""The house's stairs: every import goes down, room by room and file by file, wherever in a file it stands."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import tf_memsaver
+
+ROOT = Path(tf_memsaver.__file__).parent
+PACKAGE = "tf_memsaver"
+
+LOOSE = ("errors", "units", "options", "api", "callbacks", "cli", "__init__", "__main__")
+"""The only modules that are in no room."""
+
+PLANNING = ("ir", "cost", "judge", "plan", "search", "planners", "oracle")
+"""The rooms that never import TensorFlow, lowest first."""
+
+TENSORFLOW = ("compat", "tfgraph", "parity", "program", "capture", "runtime", "rewrite", "check", "saved")
+"""The rooms that handle TensorFlow's objects, lowest first."""
+
+FLOORS = (
+    *("units", "errors", "options", "files"),
+    *PLANNING,
+    *TENSORFLOW,
+    *("report", "api", "callbacks", "__init__", "command", "cli", "__main__"),
+)
+"""All there is, lowest first: an import goes to the left. This is the one table of the house."""
+
+SHARED = {"units", "errors", "options", "files", "ir", "cost", "plan"}
+"""All that TensorFlow's rooms know of what lies below them."""
+
+FRAMEWORKS = {"keras", "tensorflow", "tf_keras"}
+PRIVATE = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
+
+Imports = Mapping[str, Iterable[str]]
+"""By module, the modules that it imports; names are those below the package."""
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a file below the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything a file imports, lazily and for type checkers, too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno}: imports are absolute"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def own_imports(modules: Mapping[str, Path]) -> Imports:
+    """The imports within the package."""
+    found: dict[str, list[str]] = {}
+    for module, path in modules.items():
+        names = [name.removeprefix(PACKAGE).lstrip(".") for _, name in imported(path) if name.split(".")[0] == PACKAGE]
+        found[module] = [target for name in names if (target := _module(name, modules)) != module]
+    return found
+
+
+def _module(name: str, modules: Iterable[str]) -> str:
+    """The module that a name is in: the name itself, or the longest part of it that is one."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or "__init__"
+
+
+def room(module: str) -> str:
+    """The name in ``FLOORS`` that a module belongs to."""
+    return module.split(".")[0]
+
+
+def upward(imports: Imports) -> list[tuple[str, str]]:
+    """The imports that lead to a higher room."""
+    return [
+        (module, target)
+        for module, targets in imports.items()
+        for target in targets
+        if FLOORS.index(room(target)) > FLOORS.index(room(module))
+    ]
+
+
+def circles(imports: Imports) -> list[set[str]]:
+    """The largest sets of modules that reach each other."""
+    reached: dict[str, set[str]] = {}
+    for module in imports:
+        seen, waiting = set[str](), list(imports[module])
+        while waiting:
+            target = waiting.pop()
+            if target not in seen:
+                seen.add(target)
+                waiting.extend(imports.get(target, ()))
+        reached[module] = seen
+    found = {frozenset(m for m in reached[module] if module in reached[m]) for module in imports}
+    return sorted((set(circle) for circle in found if circle), key=len, reverse=True)
+
+
+@pytest.fixture(scope="module")
+def house() -> Imports:
+    return own_imports(MODULES)
+
+
+def test_every_module_is_in_a_room():
+    for module in MODULES:
+        assert room(module) in FLOORS, f"{module} is in no room: enter it into FLOORS"
+        assert "." in module or module in LOOSE or (ROOT / module).is_dir(), f"{module} lies loose: it needs a room"
+
+
+def test_every_room_says_what_lives_there_and_what_does_not():
+    for folder in (path for path in ROOT.iterdir() if (path / "__init__.py").exists()):
+        doc = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+        assert "Not here: " in doc, f"{folder.name}/__init__.py does not say what lives elsewhere"
+
+
+def test_imports_go_down(house: Imports):
+    assert upward(house) == []
+
+
+def test_no_modules_import_each_other(house: Imports):
+    assert circles(house) == []
+
+
+def test_the_two_halves_meet_in_a_few_rooms(house: Imports):
+    for module in house:
+        if room(module) in TENSORFLOW:
+            outside = {target for target in house[module] if room(target) not in (*TENSORFLOW, *SHARED)}
+            assert not outside, f"{module} imports {sorted(outside)}; only api joins planning and TensorFlow"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_comes_from_elsewhere(module: str):
+    below = FLOORS.index(room(module)) < FLOORS.index(TENSORFLOW[0])
+    for line, name in imported(MODULES[module]):
+        if below:
+            assert name.split(".")[0] not in FRAMEWORKS, f"{module}:{line} imports {name}: no TensorFlow there"
+        if room(module) != "compat":
+            assert not name.startswith(PRIVATE), f"{module}:{line} imports {name}: private things are in compat/"
+
+
+def test_the_rules_fail_for_the_house_of_version_0_1():
+    """``house_0_1.txt`` has the imports of that version, one module a line, with lazy ones and those for types."""
+    lines = (Path(__file__).parent / "house_0_1.txt").read_text(encoding="utf-8").splitlines()
+    imports = {module: targets.split() for module, _, targets in (line.partition(":") for line in lines)}
+    plan, other = (circle for circle in circles(imports) if all(m.startswith("plan.") for m in circle))
+    assert {m.removeprefix("plan.") for m in plan} == set(
+        "costs least_peak nested one_level polish problem repeats search tables thinning registry".split()
+    )
+    assert {m.removeprefix("plan.") for m in other} == {"executor", "schedule", "simulate"}
+
+
+@pytest.mark.parametrize(
+    ("importer", "target", "up"),
+    [("search.labels", "ir.graph", False), ("search.labels", "search.facts", False), ("ir.graph", "plan.plan", True)],
+)
+def test_what_is_upward(importer: str, target: str, up: bool):
+    assert bool(upward({importer: [target]})) is up
