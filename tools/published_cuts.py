@@ -16,6 +16,8 @@ from tf_memsaver.ir.segments import Segment, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
+from tf_memsaver.search.nested import several_levels
+from tf_memsaver.search.one_level import OneLevel
 
 GIB = 2**30
 
@@ -95,7 +97,7 @@ def cuts(name: str, granularity: str) -> dict[str, Any]:
 
 def _others(problem: Problem, overhead: float) -> list[tuple[Segment, ...]]:
     """Return the plans of least simulated peak among those of ``min_peak`` and ``nested`` that keep to the overhead."""
-    plans = [problem.one_level.smallest, *problem.one_level.several_levels]
+    plans = [problem.once(OneLevel).smallest, *problem.once(several_levels)]
     fitting = [found for found in plans if problem.overhead(found.replay_seconds) <= overhead]
     return [tidied(found.segments) for found in sorted(fitting, key=lambda found: found.rank)[:TRIED]]
 
