@@ -15,6 +15,7 @@ from absl import logging
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
@@ -26,7 +27,6 @@ from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.program.model_function import ModelFunction, settings_of
 from tf_memsaver.program.signature import check_model
 from tf_memsaver.program.sublayer_calls import SublayerCalls
-from tf_memsaver.tfgraph.unallocated import variables_unallocated
 
 _CAPTURED: weakref.WeakKeyDictionary[Any, dict[Any, Graph]] = weakref.WeakKeyDictionary()
 """By model and how it was captured: its graph without values and operations."""

@@ -11,10 +11,10 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.signature import signature_of
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 
 
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:

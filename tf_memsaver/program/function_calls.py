@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.record import stop_recording
 
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.grouping import assignments_last, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
 """Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and

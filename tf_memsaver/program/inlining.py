@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.calls import ADDITIONS
 from tf_memsaver.program.op_calls import Constant, CustomGradient, Gathering, OpCall, without
@@ -21,7 +22,6 @@ from tf_memsaver.tfgraph.operations import (
     library_function,
     own_outputs,
 )
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 
 LARGEST_REPEATED_CONSTANT = 16384
 """Bytes. Smaller constants are made anew where they are read, so that shapes stay known inside segments."""

@@ -9,13 +9,13 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat.released import release
 from tf_memsaver.parity.scopes import unscoped_operations
 from tf_memsaver.program.batch import pack_inputs
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.function_calls import FunctionCalls, by_size
 from tf_memsaver.program.op_calls import OpCall
 from tf_memsaver.program.signature import signature_of, trace_call, usual_arguments
-from tf_memsaver.tfgraph.released import release
 
 
 class ModelFunction:

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras as keras_compat
 from tf_memsaver.compat.backend import check_backend
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 from tf_memsaver.units import shown
 
 

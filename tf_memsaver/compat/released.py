@@ -19,7 +19,7 @@ from tensorflow.python.framework import func_graph, ops
 
 _REGISTERED_FOR_A_CALL = ("CustomGradient-", "Memsaver")
 """How the names begin of gradient functions that are registered for one call (``custom_gradient.py``, TensorFlow 2.21,
-and ``emission.registered``)."""
+and ``tfgraph.emission.registered``)."""
 
 _HELD = "_memsaver_gradient_functions"
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from tf_memsaver.tfgraph.released import release
+from tf_memsaver.compat.released import release
 
 
 @contextlib.contextmanager
