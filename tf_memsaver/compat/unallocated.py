@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
+from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.released import release
 
 
@@ -37,7 +38,7 @@ def variables_unallocated() -> Iterator[None]:
 
 
 def _spec(value: Any, dtype: Any, shape: Any) -> tf.TensorSpec:
-    graph = tf.__internal__.FuncGraph("initial_value")
+    graph = FuncGraph("initial_value")
     with graph.as_default():
         tensor = tf.convert_to_tensor(value() if callable(value) else value, dtype)
         spec = tf.TensorSpec(tensor.shape if shape is None else shape, tensor.dtype)
