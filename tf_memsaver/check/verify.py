@@ -15,7 +15,7 @@ from absl import logging
 
 from tf_memsaver.check.training_step import KeptState, TrainingStep
 from tf_memsaver.compat.eager import deterministic_operations
-from tf_memsaver.compat.keras import own_optimizer
+from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import checked
 from tf_memsaver.program import batch

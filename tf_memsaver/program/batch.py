@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_training
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.program.kept_objects import KeptObjects
@@ -150,7 +150,7 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
 
     model._clear_losses()
     try:
-        with tf.init_scope(), KeptObjects(*keras_compat.compiled_parts(model)), gradients_end_with_graphs():
+        with tf.init_scope(), KeptObjects(*keras_training.compiled_parts(model)), gradients_end_with_graphs():
             signature = [[_free(spec) if run else spec for spec in part] for part in parts]
             concrete = tf.function(computed, autograph=False, input_signature=signature).get_concrete_function()
             if run:

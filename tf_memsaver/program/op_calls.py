@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_variables
 from tf_memsaver.compat.tapes import variable_accessed
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.names import Names
@@ -57,7 +57,7 @@ class Gathering:
 
 
 def _present(after: Sequence[int | Gathering], slots: dict[int, Any], named: Naming) -> list[Any]:
-    if after and keras_compat.recording_scope() is not None:
+    if after and keras_variables.recording_scope() is not None:
         # A segment lacks who else waits, without whom a NoOp goes away and takes what it implied along.
         after = slots_of(after)
     found = (slots.get(each) if isinstance(each, int) else each.run(slots, named) for each in after)
