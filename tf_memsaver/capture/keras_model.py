@@ -101,7 +101,7 @@ def _how(model: Any, batch_size: int, granularity: str) -> Any:
 def _source(model: Any, batch_size: int, granularity: str) -> KerasStep:
     if granularity == "layer" and not runs_as_python(model):
         return KerasStep(model, batch_size)
-    for layer in model._flatten_layers(include_self=False):
+    for layer in keras_models.all_layers(model)[1:]:
         if keras_models.own_class(layer) is not type(layer):
             raise UnsupportedModelError(
                 f"'{layer.name}' inside of model '{model.name}' has a plan already, and trains by it. Call the model "
@@ -249,7 +249,7 @@ class KerasStep:
 
     def close(self) -> None:
         """Forget the losses that tracing added to the layers, and put optimizer, losses and metrics back."""
-        self._model._clear_losses()
+        keras_training.clear_losses(self._model)
         self._kept.restore()
 
 

@@ -19,6 +19,9 @@ from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle
 FuncGraph = tf.__internal__.FuncGraph
 """The graph of a function, by itself."""
 
+AutoTrackable = tf.__internal__.tracking.AutoTrackable
+"""A bare object, of which a SavedModel keeps what is set as its attributes; a ``tf.Module`` has some of its own."""
+
 unique_number = ops.uid
 """Returns another number each time, of those that TensorFlow makes its own unique names of."""
 

@@ -58,6 +58,11 @@ def pack_outputs(functional: Functional, flat: list[Any]) -> Any:
     return packed[0] if isinstance(packed, (list, tuple)) and len(packed) == 1 else packed
 
 
+def all_layers(layer: Any) -> list[Any]:
+    """Return a layer and all that it holds, at whatever depth (``_flatten_layers``)."""
+    return list(layer._flatten_layers())
+
+
 def sublayers(layer: Any) -> list[Any]:
     """Return the layers that a layer holds itself (``_flatten_layers``)."""
     return list(layer._flatten_layers(include_self=False, recursive=False))

@@ -45,6 +45,11 @@ def losses_of(operation: Any) -> list[Any]:
     return [loss for layer in layers for loss in layer._losses]
 
 
+def clear_losses(model: Any) -> None:
+    """Forget the losses that layers have added (``_clear_losses``)."""
+    model._clear_losses()
+
+
 def get_logits(output: Any) -> Any | None:
     """Return the logits that a Keras loss takes instead of an output of softmax or sigmoid (``_keras_logits``)."""
     return getattr(output, "_keras_logits", None)

@@ -148,7 +148,7 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
         x, y, outputs = (pack(model, list(part)) for pack, part in zip(packs, given, strict=True))
         return training_loss(model, x, y, outputs)
 
-    model._clear_losses()
+    keras_training.clear_losses(model)
     try:
         with tf.init_scope(), KeptObjects(*keras_training.compiled_parts(model)), gradients_end_with_graphs():
             signature = [[_free(spec) if run else spec for spec in part] for part in parts]
@@ -169,7 +169,7 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
         )
         return True
     finally:
-        model._clear_losses()
+        keras_training.clear_losses(model)
     return False
 
 

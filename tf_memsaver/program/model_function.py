@@ -104,5 +104,5 @@ def _spec(tensor: Any, cast: str | None) -> tf.TensorSpec:
 
 def settings_of(model: Any) -> tuple[bool, ...]:
     """Return what of a model decides what its call traces, and may change later: the ``trainable`` flags."""
-    flags = [layer.trainable for layer in model._flatten_layers()]
+    flags = [layer.trainable for layer in keras_models.all_layers(model)]
     return (*flags, *(variable.trainable for variable in model.variables))

@@ -213,7 +213,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
     Raises:
       UnsupportedModelError: it cannot be traced.
     """
-    model._clear_losses()
+    keras_training.clear_losses(model)
     try:
         with tf.init_scope(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
@@ -222,7 +222,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
         reason = str(error).partition("Arguments received by")[0].strip().splitlines()[-1]
         raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
     finally:
-        model._clear_losses()
+        keras_training.clear_losses(model)
 
 
 def _graph_of(model: Any) -> Any | None:
