@@ -150,6 +150,9 @@ def test_what_comes_from_elsewhere(module: str):
 PUBLIC = {"_exit", "_replace"}
 """Names with an underscore in front that Python documents: of ``os``, and of named tuples."""
 
+BY_NAME = ("delattr", "getattr", "hasattr", "setattr")
+"""Functions and methods that take the name of an attribute."""
+
 
 def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of each access to something private of an object that is not the method's own.
@@ -165,9 +168,7 @@ def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and not _is_own(node.value):
             name = node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).strip("_").endswith(
-            ("getattr", "hasattr", "setattr")
-        ):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).strip("_").endswith(BY_NAME):
             name = next((a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)), "")
         else:
             continue
