@@ -1,4 +1,8 @@
-"""Variables without memory: what a trace needs of an optimizer's slots is their shapes alone."""
+"""Variables without memory: what a trace needs of an optimizer's slots is their shapes alone.
+
+Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/framework/ops.py`` (each
+graph's stack of variable creators) and ``tensorflow/python/ops/resource_variable_ops.py``.
+"""
 
 from __future__ import annotations
 
