@@ -1,6 +1,6 @@
 """Train a SavedModel with TensorFlow alone.
 
-Usage: python tools/saved_model_training.py FOLDER FUNCTION BATCH.npy RESULT.npz STEPS
+Usage: python -m tools.saved_model_training FOLDER FUNCTION BATCH.npy RESULT.npz STEPS
 
 A function with a ``training`` argument is called with it. The batch dimension is free. RESULT receives losses,
 gradients and variables of all steps, and the peak of the last one over what was live before it.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plan.strategies import Net, chain
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.types import Plan, Request
 from tf_memsaver.planners.solve import solve
+from tools.shared.nets import Net, chain
 
 RANDOM = "runs RandomUniform, whose hidden state cannot be replayed"
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.strategies import chain, graphs, requests
+from tests.strategies import graphs, requests
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, PlanFormatError, PlanMismatchError
 from tf_memsaver.plan.types import MOST_LEVELS, Plan, Request, Segment, SegmentMode, check_cover
 from tf_memsaver.planners.solve import solve
+from tools.shared.nets import chain
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
 

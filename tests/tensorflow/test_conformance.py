@@ -1,12 +1,12 @@
-"""The quick part of ``tools/conformance.py``: ways of training that no other test has, in this process."""
+"""The quick part of ``python -m tools.conformance``: ways of training that no other test has, in this process."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tools.conformance import compare
-from tools.conformance_cell import MODES, Cell, train
+from tools.conformance.cell import MODES, Cell, train
+from tools.conformance.compare import compare
 
 _CELLS = [
     Cell("perceptron", "fit_3_steps"),

@@ -13,7 +13,6 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow.plans import plan_of
 from tf_memsaver.capture.function import capture_function, concrete_function
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
@@ -24,6 +23,7 @@ from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.rewrite.function import make_optimized_function
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, implements
+from tools.shared.models import small as models
 
 MIB = 2**20
 Case = tuple[Any, list[tf.Variable], list[tf.Tensor]]

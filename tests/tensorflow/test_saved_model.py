@@ -20,12 +20,11 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow import test_function as functions
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, UnsupportedModelError
 from tf_memsaver.saved.saved_model import PLANS_FILE
-
-TRAINING = str(Path(__file__).resolve().parents[2] / "tools" / "saved_model_training.py")
+from tools.shared.models import small as models
+from tools.shared.results import ROOT
 
 
 def _module(build: Callable[[], functions.Case], folder: Path) -> tuple[str, str, Any]:
@@ -71,8 +70,9 @@ def _trained(folder: str, name: str, batch: Any, scratch: Path, steps: int) -> d
     np.save(scratch / "batch.npy", batch)
     result = str(scratch / "result.npz")
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, TRAINING, folder, name, str(scratch / "batch.npy"), result, str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
+    arguments = [folder, name, str(scratch / "batch.npy"), result, str(steps)]
+    command = [sys.executable, "-m", "tools.saved_model_training", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     with np.load(result) as found:
         return dict(found)
