@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tools.shared.nets import Net, chain
 

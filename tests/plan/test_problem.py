@@ -7,7 +7,7 @@ import pytest
 from tf_memsaver.errors import HintError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request
+from tf_memsaver.plan.request import Request
 from tools.shared.nets import Net, chain
 
 

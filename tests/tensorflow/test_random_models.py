@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.tensorflow.plans import plan_of
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.plan.types import SegmentMode
+from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.rewrite.keras_model import make_uncertified
 from tools.shared.models.random_small import random_model, random_segments

@@ -21,7 +21,7 @@ import tf_memsaver
 from tests.tensorflow.plans import hand_plan, labels, optimized_between_cuts, optimized_by_hand
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
 from tools.shared.models import small as models
 from tools.shared.training import (

@@ -24,8 +24,9 @@ import tf_memsaver
 from tests.tensorflow.plans import hand_plan, labels, naive, optimized_between_cuts, optimized_by_hand, plan_of
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment, SegmentMode
+from tf_memsaver.plan.request import Request
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tools.shared.models import small as models
 from tools.shared.training import assert_identical, assert_trains_alike, batch_for, differing, square_loss, train

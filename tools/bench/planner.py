@@ -30,8 +30,9 @@ from absl import app, flags
 from tf_memsaver.errors import InfeasibleBudgetError, MemsaverError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.oracle.milp import Oracle, least_replay
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tools.shared.nets import Net, chain
 from tools.shared.results import RESULTS, machine

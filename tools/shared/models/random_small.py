@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tools.shared.models import small as models
 
 WIDTH = 6
