@@ -16,7 +16,8 @@ import tf_memsaver
 from tests.tensorflow.plans import labels, optimized_by_hand
 from tools.shared.models import small as models
 from tools.shared.models.small import register
-from tools.shared.training import assert_fit_alike, assert_identical, train
+from tools.shared.records import assert_identical
+from tools.shared.training import assert_fit_alike, train
 
 GRANULARITIES = ("layer", "op")
 

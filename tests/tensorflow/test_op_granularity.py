@@ -27,7 +27,8 @@ from tf_memsaver.program.moved_cuts import MovedCuts, longest_increasing
 from tf_memsaver.program.signature import trace_call
 from tools.shared.models import small as models
 from tools.shared.models.real import bert, gpt2, vit
-from tools.shared.training import assert_close, assert_trains_alike, batch_for, train
+from tools.shared.records import assert_close
+from tools.shared.training import assert_trains_alike, batch_for, train
 
 
 def adds_losses() -> Any:

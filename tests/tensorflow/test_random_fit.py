@@ -34,7 +34,7 @@ from tools.shared.models.random_fit import (
     drawn_segments,
     random_fit_case,
 )
-from tools.shared.training import Record, differing
+from tools.shared.records import Record, differing
 
 _USUAL = (2, 3, 4, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 6, 9)))
 _MANY = int(os.environ.get("RANDOM_FIT", "0"))

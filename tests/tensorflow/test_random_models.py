@@ -19,7 +19,8 @@ from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.rewrite.keras_model import make_uncertified
 from tools.shared.models.random_small import random_model, random_segments
-from tools.shared.training import assert_identical, differing, train
+from tools.shared.records import assert_identical, differing
+from tools.shared.training import train
 
 _PARTS = 5
 _SETTINGS = settings(

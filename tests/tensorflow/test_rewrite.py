@@ -24,15 +24,8 @@ from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivat
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
 from tools.shared.models import small as models
-from tools.shared.training import (
-    assert_close,
-    assert_identical,
-    assert_trains_alike,
-    batch_for,
-    kept_state,
-    no_graph_rewriting,
-    train,
-)
+from tools.shared.records import assert_close, assert_identical
+from tools.shared.training import assert_trains_alike, batch_for, kept_state, no_graph_rewriting, train
 
 ROOT = str(Path(__file__).resolve().parents[2])
 

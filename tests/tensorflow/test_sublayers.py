@@ -18,7 +18,8 @@ from tests.tensorflow.test_own_call import blocks, blocks_half, dictionaries, of
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.program.signature import note_inputs
 from tools.shared.models.small import register
-from tools.shared.training import assert_identical, assert_trains_alike, train
+from tools.shared.records import assert_identical
+from tools.shared.training import assert_trains_alike, train
 
 
 @register

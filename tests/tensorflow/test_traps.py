@@ -29,7 +29,8 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tools.shared.models import small as models
-from tools.shared.training import assert_identical, assert_trains_alike, batch_for, differing, square_loss, train
+from tools.shared.records import assert_identical, differing
+from tools.shared.training import assert_trains_alike, batch_for, square_loss, train
 
 AS_WRITTEN = ("as_written", "eager")
 """For segments cut by hand between ops that TensorFlow's graph optimizer fuses in the plain step and not in replays."""

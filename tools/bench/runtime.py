@@ -9,20 +9,19 @@ gradients of the weights.
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
-from tools.shared.results import RESULTS, ROOT
+from tools.shared.processes import in_own_process
+from tools.shared.results import RESULTS
 
 VARIANTS = ("plain", "tf.recompute_grad", "runtime.recompute")
 BLOCKS, LAYERS, WIDTH, BATCH = 6, 4, 1024, 1024
 
 _OUTPUT = flags.DEFINE_string("output", str(RESULTS / "runtime.md"), "where to write the table")
-_VARIANT = flags.DEFINE_string("variant", None, "(for the process of one variant) its name")
 
 
 def activation_bytes(variant: str) -> int:
@@ -94,21 +93,10 @@ def activation_bytes(variant: str) -> int:
 
 def main(_: list[str]) -> None:
     """Measure all variants and write the table."""
-    if _VARIANT.value:
-        print(activation_bytes(_VARIANT.value))
-        return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_memsaver.api import versions
 
-    rows = []
-    for variant in VARIANTS:
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.bench.runtime", f"--variant={variant}"],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=ROOT,
-        )
-        rows.append(f"| {variant} | {int(done.stdout) / 2**20:.0f} MiB |")
+    rows = [f"| {name} | {in_own_process(activation_bytes, name) / 2**20:.0f} MiB |" for name in VARIANTS]
     made_with = ", ".join(f"{name} {version}" for name, version in versions())
     text = "\n".join(
         [

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,14 +22,14 @@ import numpy as np
 from absl import app, flags
 
 from tf_memsaver.units import format_bytes
-from tools.shared.results import RESULTS, ROOT, machine
+from tools.shared.processes import in_own_process, run_module
+from tools.shared.records import Record, differing, read
+from tools.shared.results import RESULTS, machine
 
 _RESULTS = RESULTS / "bench_saved_models.json"
 _STEPS = flags.DEFINE_integer("steps", 5, "training steps", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", str(_RESULTS), "where to write the JSON")
 _CASES = flags.DEFINE_list("cases", [], "names of cases (default: all)")
-_MAKE = flags.DEFINE_list("make", None, "(for its own processes) case and folder")
-_REWRITE = flags.DEFINE_list("rewrite", None, "(for its own processes) source, target, batch size, function")
 
 
 # Models ---------------------------------------------------------------------------------------------------------------
@@ -225,37 +224,40 @@ _KERAS_2 = "keras_2_"
 # The benchmark --------------------------------------------------------------------------------------------------------
 
 
-def _run(arguments: list[str]) -> None:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, check=False, env=environment, cwd=ROOT
-    )
+def _make(case: str, source: str, batch: str) -> int:
+    """Save the model and the batch of a case; return how many examples there are."""
+    examples = CASES[case](source)
+    np.save(batch, examples)
+    return len(examples)
+
+
+def _rewrite(source: str, target: str, batch_size: int, function: str) -> None:
+    import tf_memsaver
+
+    tf_memsaver.rewrite_saved_model(source, target, batch_size=batch_size, strategy="min_peak", functions=[function])
+
+
+def _trained(folder: str, function: str, batch: str, result: Path) -> Record:
+    done = run_module("tools.saved_model_training", folder, function, batch, result, _STEPS.value)
     if done.returncode:
         raise RuntimeError(" | ".join(done.stderr.strip().splitlines()[-3:]))
+    return read(result)
 
 
 def bench(case: str) -> dict[str, Any]:
     """Return one row."""
-    here = "tools.bench.saved_models"
     with tempfile.TemporaryDirectory() as scratch:
         source, target, batch = (os.path.join(scratch, name) for name in ("source", "target", "batch.npy"))
-        _run([here, f"--make={case},{source},{batch}"])
-        size = len(np.load(batch))
+        size = in_own_process(_make, case, source, batch)
         begin = time.perf_counter()
         name = "__call__" if case.startswith(_KERAS_2) else "train"
-        _run([here, f"--rewrite={source},{target},{size},{name}"])
+        in_own_process(_rewrite, source, target, size, name)
         row: dict[str, Any] = {"case": case, "batch_size": size, "rewrite_seconds": time.perf_counter() - begin}
-        found = []
-        for folder in (source, target):
-            result = os.path.join(scratch, "result.npz")
-            _run(["tools.saved_model_training", folder, name, batch, result, str(_STEPS.value)])
-            with np.load(result) as data:
-                found.append(dict(data))
-    plain, ours = found
+        plain, ours = (_trained(folder, name, batch, Path(scratch) / "result.npz") for folder in (source, target))
     row["plain_peak_bytes"], row["peak_bytes"] = int(plain.pop("peak")), int(ours.pop("peak"))
     row["compared"] = len(plain)
-    differing = [key for key in plain if key not in ours or plain[key].tobytes() != ours[key].tobytes()]
-    row["differing"], row["first_differing"] = len(differing), differing[:5]
+    wrong = differing(plain, ours)
+    row["differing"], row["first_differing"] = len(wrong), wrong[:5]
     return row
 
 
@@ -279,22 +281,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main(_: list[str]) -> int:
-    """Run the benchmark, or one of its processes; return 1 when a case fails or differs."""
-    if _MAKE.value:
-        case, folder, batch = _MAKE.value
-        np.save(batch, CASES[case](folder))
-        return 0
-    if _REWRITE.value:
-        import tf_memsaver
-
-        source, target, size, name = _REWRITE.value
-        tf_memsaver.rewrite_saved_model(source, target, batch_size=int(size), strategy="min_peak", functions=[name])
-        return 0
+    """Run the benchmark; return 1 when a case fails or differs."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     rows = []
     for case in _CASES.value or CASES:
         try:
             rows.append(bench(case))
-        except RuntimeError as error:
+        except Exception as error:  # A case that fails is a row of the table.
             rows.append({"case": case, "error": str(error)})
         print(f"{case}: {rows[-1]}", file=sys.stderr, flush=True)
     document = {"machine": machine(), "steps": _STEPS.value, "rows": rows}

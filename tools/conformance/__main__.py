@@ -29,14 +29,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import app, flags
 from rich.progress import track
 
 from tf_memsaver.units import format_bytes
 from tools.conformance.cell import MODES, Cell, run_variant
-from tools.conformance.compare import compare
 from tools.conformance.models import APPLICATIONS, RAW, SMALL, TASKS
+from tools.shared.records import differences, read
 from tools.shared.results import RESULTS, ROOT, machine
 
 _RESULTS = RESULTS / "conformance.json"
@@ -201,21 +200,21 @@ def _outcome(cell: Cell, facts: dict[str, dict[str, Any]], folder: Path) -> dict
             "error": optimized["error"],
             "message": optimized["message"],
         }
-    compared = compare(_record(folder, "plain"), _record(folder, "optimized"))
+    compared = differences(_record(folder, "plain"), _record(folder, "optimized"))
     found = {
         "tensors": len(compared),
         "units": max(compared.values()),
-        "differing": [name.replace("|", "/") for name, units in compared.items() if units][:3],
+        "differing": [name for name, units in compared.items() if units][:3],
         "recomputed": optimized["recomputed"],
         "plain_peak": plain["peak_bytes"],
         "peak": optimized["peak_bytes"],
     }
     agree = not found["units"]
     if cell.uncompiled != cell.mode:
-        of_xla = compare(_record(folder, "plain"), _record(folder, "uncompiled"))
+        of_xla = differences(_record(folder, "plain"), _record(folder, "uncompiled"))
         found["units_of_xla"] = max(of_xla.values())
         agree = all(units <= _ALLOWANCE * (of_xla[name] + 1) for name, units in compared.items())
-        found["differing"] = [n.replace("|", "/") for n, u in compared.items() if u > _ALLOWANCE * (of_xla[n] + 1)][:3]
+        found["differing"] = [n for n, u in compared.items() if u > _ALLOWANCE * (of_xla[n] + 1)][:3]
     return {"outcome": ("identical" if not found["units"] else "close") if agree else "FAILED", **found}
 
 
@@ -226,11 +225,13 @@ def _against_other_runs(cell: Cell, folder: Path) -> dict[str, Any]:
     for number in range(_PLAIN_RUNS):
         _train(cell, "plain", folder)
         again = _record(folder, "plain")
-        spread = {name: max(units, spread[name]) for name, units in compare(plain, again).items()}
-        if not any(compare(again, optimized).values()):
+        spread = {name: max(units, spread[name]) for name, units in differences(plain, again).items()}
+        if not any(differences(again, optimized).values()):
             return {"outcome": "identical", "units": 0.0, "differing": [], "plain_runs": number + 2}
     beyond = [
-        name for name, units in compare(plain, optimized).items() if units > _ALLOWANCE * (spread.get(name, 0.0) + 1)
+        name
+        for name, units in differences(plain, optimized).items()
+        if units > _ALLOWANCE * (spread.get(name, 0.0) + 1)
     ]
     if not any(spread.values()) or beyond:
         return {}
@@ -238,8 +239,7 @@ def _against_other_runs(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 def _record(folder: Path, variant: str) -> dict[str, Any]:
-    with np.load(folder / f"{variant}.npz") as arrays:
-        return dict(arrays)
+    return read(folder / f"{variant}.npz")
 
 
 _REFUSALS = ("UnsupportedModelError", "SecondDerivativeError", "InvalidRequestError")

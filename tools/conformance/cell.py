@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-STEPS, WARM = 5, 3
+from tools.shared.records import Record, write
 
-Record = dict[str, Any]
-"""What training left: arrays by name."""
+STEPS, WARM = 5, 3
 
 
 class Cell(NamedTuple):
@@ -89,7 +88,7 @@ def _fit(
         x, y = _joined([x for x, _ in part]), _joined([y for _, y in part])
         given = {key: value(len(part) * size) for key, value in options.items()}
         history = model.fit(x, y, batch_size=size, shuffle=False, verbose=0, **given).history
-        found.update({f"{name}/{key}": np.asarray(values, np.float32) for key, values in history.items()})
+        found |= {(name, key): np.asarray(values, np.float32) for key, values in history.items()}
     return found
 
 
@@ -107,11 +106,11 @@ def _fit_dataset(model: Any, strategy: Any, size: int) -> Record:
 
 
 def _train_on_batch(model: Any, strategy: Any, size: int) -> Record:
-    found = {}
+    found: Record = {}
     for number, (x, y) in enumerate(_batches(model, size)):
         if number == WARM:
             _reset_peak()
-        found[f"loss{number}"] = np.asarray(model.train_on_batch(x, y), np.float32)
+        found["loss", number] = np.asarray(model.train_on_batch(x, y), np.float32)
     return found
 
 
@@ -122,7 +121,7 @@ def _then_evaluate_and_predict(model: Any, strategy: Any, size: int) -> Record:
     x, y = _batches(model, size)[0]
     found["evaluate"] = np.asarray(model.evaluate(x, y, batch_size=size, verbose=0), np.float32)
     for number, output in enumerate(keras.tree.flatten(model.predict(x, batch_size=size, verbose=0))):
-        found[f"predict{number}"] = output
+        found["predict", number] = output
     return found
 
 
@@ -150,15 +149,15 @@ def _loop(wrap: Callable[[Any, Any], Any]) -> Callable[[Any, Any, int], Record]:
 
         batches = _batches(model, size)
         train = wrap(step, batches[0])
-        found = {}
+        found: Record = {}
         for number, (x, y) in enumerate(batches):
             if number == WARM:
                 _reset_peak()
             loss, gradients = train(x, y)
-            found[f"loss{number}"] = loss.numpy()
+            found["loss", number] = loss.numpy()
             for place, gradient in enumerate(gradients):
                 if gradient is not None:
-                    found[f"gradient{number}/{place}"] = tf.convert_to_tensor(gradient).numpy()
+                    found["gradient", place, number] = tf.convert_to_tensor(gradient).numpy()
             del gradients
         return found
 
@@ -201,7 +200,7 @@ def _distributed_loop(model: Any, strategy: Any, size: int) -> Record:
             return keras.tree.map_structure(lambda t: t[place * size // count : (place + 1) * size // count], batch)
 
         x, y = strategy.experimental_distribute_values_from_function(part)
-        found[f"loss{number}"] = strategy.experimental_local_results(step(x, y))[0].numpy()
+        found["loss", number] = strategy.experimental_local_results(step(x, y))[0].numpy()
     return found
 
 
@@ -330,9 +329,9 @@ def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
     record = MODES[cell.uncompiled if variant == "uncompiled" else cell.mode].run(model, strategy, size)
     facts["peak_bytes"] = _peak()
     for number, variable in enumerate(model.variables):
-        record[f"variable{number}/{variable.path}"] = variable.numpy()
+        record["variable", number, variable.path] = variable.numpy()
     for number, variable in enumerate(model.optimizer.variables):
-        record[f"slot{number}/{variable.path}"] = variable.numpy()
+        record["slot", number, variable.path] = variable.numpy()
     return record, facts
 
 
@@ -358,9 +357,8 @@ def run_variant(cell: Cell, variant: str, folder: Path, workers: Sequence[str] =
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     try:
         record, facts = train(cell, variant)
-        arrays: dict[str, Any] = {name.replace("/", "|"): np.asarray(value) for name, value in record.items()}
         if number == 0:
-            np.savez(folder / f"{variant}.npz", **arrays)
+            write(folder / f"{variant}.npz", record)
     except Exception as error:  # A cell that fails is a row of the table.
         facts = {"error": type(error).__name__, "message": _in_short(error)}
     if number == 0:

@@ -14,12 +14,10 @@ the tables made of all of them go beside it, to ``bench_published.md``.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from absl import app, flags
 
 from tools.published import batches, costs, cuts, report
 from tools.published.checkmate_models import MODELS
+from tools.shared.processes import in_own_process
 from tools.shared.results import RESULTS, machine
 
 PARTS = ("batches", "cuts", "costs")
@@ -38,13 +37,6 @@ _ORACLE_SECONDS = flags.DEFINE_float("oracle_seconds", 60.0, "for each budget of
 _OUTPUT = flags.DEFINE_string("output", str(RESULTS / "bench_published"), "where to write, without the ending")
 
 Rows = dict[str, Any]
-
-
-def in_own_process(task: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``task`` returns in a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(task, *arguments).result()
 
 
 class Results:

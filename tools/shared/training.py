@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,19 +11,23 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.program.signature import signature_of
-
-Record = dict[tuple[Any, ...], Any]
+from tools.shared.records import Record, array_of, assert_identical, differing
 
 
 @contextlib.contextmanager
-def kept_state(model: Any) -> Iterator[None]:
-    """Put the variables of a model back as they were."""
-    values = [v.numpy() for v in model.variables]
+def kept(variables: Sequence[Any]) -> Iterator[None]:
+    """Put variables back as they were."""
+    values = [v.numpy() for v in variables]
     try:
         yield
     finally:
-        for variable, value in zip(model.variables, values, strict=True):
+        for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
+
+
+def kept_state(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Put the variables of a model back as they were."""
+    return kept(model.variables)
 
 
 @contextlib.contextmanager
@@ -99,66 +103,43 @@ def train(
     with kept_state(model), rewriting:
         for number in range(steps):
             total, gradients, outputs = run(batches(number))
-            record["loss", number] = total.numpy()
+            record["loss", number] = array_of(total)
             for place, output in enumerate(keras.tree.flatten(outputs)):
-                record["output", place, number] = output.numpy()
+                record["output", place, number] = array_of(output)
             for variable, gradient in zip(weights, gradients, strict=True):
-                record["gradient", variable.path, number] = _plain(gradient)
+                record["gradient", variable.path, number] = array_of(gradient)
             for variable in model.variables:
-                record["variable", variable.path, number] = variable.numpy()
+                record["variable", variable.path, number] = array_of(variable)
             for place, variable in enumerate(optimizer.variables):
-                record["slot", place, number] = variable.numpy()
+                record["slot", place, number] = array_of(variable)
     return record
+
+
+def step_losses(model: Any, x: Any, y: Any, *, batch_size: int, epochs: int = 2) -> list[Any]:
+    """Train a compiled model by Keras's own ``fit``; return the loss as of every step."""
+    losses: list[Any] = []
+    noted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
+    model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[noted])
+    return losses
 
 
 def fit(model: Any, x: Any, y: Any, *, batch_size: int, epochs: int = 2) -> Record:
     """Return losses of all steps and all variables after Keras's own ``fit`` of a compiled model; they are put back."""
     model.optimizer.build(model.trainable_variables)
     variables = {id(v): v for v in [*model.variables, *model.optimizer.variables, *model.metrics_variables]}.values()
-    values = [v.numpy() for v in variables]
-    losses = []
-    noted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
-    model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[noted])
-    record: Record = {("loss", place): loss for place, loss in enumerate(losses)}
-    # By place: optimizers and metrics of two compiled models have names of their own.
-    for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
-        record["variable", place] = variable.numpy()
-        variable.assign(value)
-    return record
+    with kept(list(variables)):
+        losses = step_losses(model, x, y, batch_size=batch_size, epochs=epochs)
+        # By place: optimizers and metrics of two compiled models have names of their own.
+        return {
+            **{("loss", place): loss for place, loss in enumerate(losses)},
+            **{("variable", place): array_of(variable) for place, variable in enumerate(variables)},
+        }
 
 
 def assert_fit_alike(model: Any, optimized: Any, x: Any, y: Any, *, batch_size: int, epochs: int = 2) -> None:
     """Check equal bits of all losses and variables after ``fit`` of both, with a smaller last batch or without."""
     plain, other = (fit(each, x, y, batch_size=batch_size, epochs=epochs) for each in (model, optimized))
-    assert plain.keys() == other.keys() and any(key[0] == "loss" for key in plain)
-    wrong = differing(plain, other)
-    assert not wrong, f"{len(wrong)} of {len(plain)} differ, the first: {wrong[:3]}"
-
-
-def _plain(gradient: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return ("sparse", gradient.indices.numpy(), gradient.values.numpy())
-    return None if gradient is None else gradient.numpy()
-
-
-def _bits(item: Any) -> Any:
-    if item is None:
-        return None
-    if isinstance(item, tuple):
-        return tuple(_bits(part) if not isinstance(part, str) else part for part in item)
-    array = np.asarray(item)
-    return array.dtype.name, array.shape, array.tobytes()
-
-
-def differing(plain: Record, other: Record) -> list[tuple[Any, ...]]:
-    """Return the keys under which two records differ in any bit."""
-    assert plain.keys() == other.keys()
-    return [key for key in plain if _bits(plain[key]) != _bits(other[key])]
-
-
-def assert_identical(plain: Record, other: Record) -> None:
-    """Check equal bits of every loss, output, gradient and variable, and that there was something to compare."""
-    assert any(key[0] == "gradient" and value is not None for key, value in plain.items())
+    assert any(key[0] == "loss" for key in plain)
     wrong = differing(plain, other)
     assert not wrong, f"{len(wrong)} of {len(plain)} differ, the first: {wrong[:3]}"
 
@@ -169,16 +150,3 @@ def assert_trains_alike(
     """Check equal bits of all that a few steps in each mode leave of both models."""
     for mode in modes:
         assert_identical(train(model, mode=mode, **options), train(optimized, mode=mode, **options))
-
-
-def assert_close(plain: Record, other: Record, tolerance: float = 1e-4) -> None:
-    """Check equality within rounding, as XLA gives it: each tensor's largest error over its largest magnitude."""
-    assert plain.keys() == other.keys()
-    for key, value in plain.items():
-        theirs = other[key]
-        assert (value is None) == (theirs is None), key
-        if value is None:
-            continue
-        left, right = np.asarray(value, np.float64), np.asarray(theirs, np.float64)
-        scale = max(float(np.max(np.abs(left))), 1e-3) if left.size else 1.0
-        assert float(np.max(np.abs(left - right), initial=0.0)) <= tolerance * scale, key
