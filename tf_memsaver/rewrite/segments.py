@@ -21,7 +21,8 @@ from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.parity.names import Names, plain_name
 from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.program.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
-from tf_memsaver.runtime.recompute import Shared, Tensors, recompute
+from tf_memsaver.runtime.recompute import recompute
+from tf_memsaver.runtime.replayable import Shared, Tensors
 
 _SMALL = 64
 """Elements of an integer tensor, such as a seed."""
