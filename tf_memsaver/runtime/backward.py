@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,71 +15,57 @@ from tf_memsaver.parity.names import plain_name
 from tf_memsaver.runtime import twins
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import with_gradient
-from tf_memsaver.runtime.replay import replay
-from tf_memsaver.runtime.replayable import Replayable, Shared, Tensors
+from tf_memsaver.runtime.replay import Gradients, replay_eagerly, replay_in_graph
+from tf_memsaver.runtime.replayable import Shared
 
 
-def replay_gradients(
-    function: Replayable,
-    inputs: Tensors,
-    weights: Tensors,
-    first: FirstRun,
-    upstream: dict[int, tf.Tensor],
-    shared: Shared,
-) -> list[Any]:
-    """Replay and return a gradient, or None, for each of inputs and weights."""
-    places, arrived = list(upstream), list(upstream.values())
+def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shared) -> Gradients:
+    """Return a gradient, or None, for each of the inputs and weights of a first run.
 
-    def trace() -> Sequence[tf.Tensor | None]:
-        return replay(function, inputs, weights, first, upstream, shared.gates)
-
+    Args:
+      first: the run to replay.
+      arrived: the gradients of its outputs, by place; it has none for those that the loss does not depend on.
+      shared: what the segments of the same forward pass share.
+    """
     if tf.executing_eagerly():
-        gradients = trace()
-    else:
-        # What reads the outputs is known by now.
-        first.witness += held_through_sums_behind(first.needed, shared.gates)
-        first.needed = ()
-        first.witness += keep_convolutions(first.operations, inputs, shared.gates)
-        described = _described(function, first, places, arrived, inputs, weights, shared.gates)
-        gradients = shared.traces.gradients(described, trace, shared.names.kept)
+        return _once_only(replay_eagerly(first, arrived), first, arrived)
+    gates = shared.gates
+    # What reads the outputs is known by now.
+    first.witness += held_through_sums_behind(first.needed, gates)
+    first.needed = ()
+    first.witness += keep_convolutions(first.operations, first.inputs, gates)
+    described = _described(first, arrived, gates)
+    traced = shared.traces.gradients(described, lambda: replay_in_graph(first, arrived, gates), shared.names.kept)
+    gradients = _once_only(traced, first, arrived)
+    terms = [may_be_summed(tensor, first.operations) for tensor in first.inputs]
+    terms += [first.variables.count(v) > 1 or first.function.is_read_elsewhere(v) for v in first.variables]
+    return [
+        gradient_as_term(gradient, gates) if term and gradient is not None else gradient
+        for gradient, term in zip(gradients, terms, strict=True)
+    ]
+
+
+def _once_only(gradients: Sequence[tf.Tensor | None], first: FirstRun, arrived: Mapping[int, tf.Tensor]) -> Gradients:
+    """Return gradients whose own gradient is an error."""
 
     def second(*_: Any) -> Any:
         raise SecondDerivativeError
 
     # Everything enters as an argument, so that no path of a second derivative goes around the error.
     found = [gradient for gradient in gradients if gradient is not None]
-    passed = iter(with_gradient(found, [*arrived, *inputs, *weights], second))
-    guarded = [None if gradient is None else next(passed) for gradient in gradients]
-    if tf.executing_eagerly():
-        return guarded
-    terms = [may_be_summed(tensor, first.operations) for tensor in inputs]
-    terms += [first.variables.count(each) > 1 or function.is_read_elsewhere(each) for each in first.variables]
-    return [
-        gradient_as_term(gradient, shared.gates) if term and gradient is not None else gradient
-        for gradient, term in zip(guarded, terms, strict=True)
-    ]
+    passed = iter(with_gradient(found, [*arrived.values(), *first.arguments], second))
+    return [None if gradient is None else next(passed) for gradient in gradients]
 
 
-def _described(
-    function: Replayable,
-    first: FirstRun,
-    places: Sequence[int],
-    arrived: Tensors,
-    inputs: Tensors,
-    weights: Tensors,
-    gates: Gates,
-) -> twins.Replay | None:
-    """Return what the trace of ``replay`` depends on, or None if that cannot be said."""
-    sources = [*inputs, *weights]
-    read = [*arrived, *sources, *first.held, *first.witness]
+def _described(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Gates) -> twins.Replay | None:
+    """Return what the trace of a replay depends on, or None if that cannot be said."""
+    function = first.function
+    entering = [*arrived.values(), *first.arguments]
+    read = [*entering, *first.held, *first.witness]
     described = twins.description(first.operations, [*read, *first.outputs])
     if described is None:
         return None
     operations, outside = described
-    kinds = tuple(gradient.op.type if gradient.op.type in RENAMED else "" for gradient in arrived)
-
-    # A frozen layer runs the same operations as others, but its variables are held, and get no gradient.
-    variables = tuple(first.variables)
 
     def named(operations: Iterable[Any]) -> list[str]:
         return [
@@ -89,11 +75,20 @@ def _described(
         ]
 
     return twins.Replay(
-        key=(function.forward_first, tuple(places), tuple(first.wanted), variables, first.ungated, kinds, operations),
+        key=(
+            function.forward_first,
+            tuple(arrived),
+            tuple(first.wanted),
+            # A frozen layer runs the same operations as others, but its variables are held, and get no gradient.
+            tuple(first.variables),
+            first.ungated,
+            tuple(gradient.op.type if gradient.op.type in RENAMED else "" for gradient in arrived.values()),
+            operations,
+        ),
         sources=(*read, *outside, *gates.constants()),
         forward=tuple(named(first.operations)),
         names=(
-            *named(maker_of(tensor) for tensor in (*arrived, *sources)),
-            *(function.gradient_name(place) for place in places),
+            *named(maker_of(tensor) for tensor in entering),
+            *(function.gradient_name(place) for place in arrived),
         ),
     )

@@ -55,16 +55,16 @@ def note_gradient(output: tf.Tensor, place: int, reached: list[int]) -> tf.Tenso
     return with_gradient([output], [output], gradient)[0]
 
 
-_BEHIND = 16
-"""So many operations are taken to lie behind a layer, for the order in which gradients come to it."""
+_OPERATIONS_AFTER = 16
+"""So many operations are taken to follow a layer, for the order in which gradients come to it."""
 
 
-def late(output: tf.Tensor) -> tf.Tensor:
+def with_late_gradient(output: tf.Tensor) -> tf.Tensor:
     """Pass a tensor through so that its gradient comes when those of losses have gone on.
 
     An eager tape adds terms in the order in which they come. The gradient of a loss that a layer has added is there at
-    once in the plain step, while that of the layer's output passes all that is behind; a replay gets them together.
+    once in the plain step, while that of the layer's output passes all that follows; a replay gets them together.
     """
-    for _ in range(_BEHIND):
+    for _ in range(_OPERATIONS_AFTER):
         output = with_gradient([output], [output], lambda upstream: [upstream])[0]
     return output

@@ -24,7 +24,7 @@ from tensorflow.python.eager.record import VariableWatcher, stop_recording
 
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.parity.gradients import as_term
-from tf_memsaver.runtime.backward import replay_gradients
+from tf_memsaver.runtime.backward import gradients_of
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_gradient
 from tf_memsaver.runtime.replayable import Replayable, Shared, Tensors
@@ -36,7 +36,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
 
     Args:
       function: what to run; it is run once now, and once more for every gradient taken, unless a twin's is copied.
-      inputs: floating tensors that the outputs depend on; the replay reads them behind the order gate.
+      inputs: floating tensors that the outputs depend on; the replay reads them after the gate.
       weights: floating tensors of variables; never copied.
       shared: what it has in common with the other segments of the same forward pass.
 
@@ -44,28 +44,24 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
       SecondDerivativeError: (when it is asked for) on the gradient of a gradient.
     """
     shared = shared or Shared()
-    reached: list[int] = []
-    wanted = followed([*inputs, *weights])
+    first = FirstRun(function=function, inputs=inputs, weights=weights, wanted=followed([*inputs, *weights]))
     with stop_recording(), VariableWatcher() as watcher:
-        first = FirstRun.of(function, inputs, weights, wanted, shared.gates)
+        first.run(shared.gates)
     if not first.outputs:
         return []
-    # The last read is the first to send its gradient back.
-    again = function.read_again()
-    weights = [*(tensor for _, tensor in reversed(again)), *weights]
-    first.variables = [*(place for place, _ in reversed(again)), *range(len(weights) - len(again))]
-    first.wanted = followed([*inputs, *weights])
+    first.add_reads(function.read_again())
+    reached: list[int] = []
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
-        connected = sorted(set(reached)) if reached else list(range(len(first.outputs)))
+        connected = sorted(set(reached)) if reached else range(len(first.outputs))
         reached.clear()
         arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
-        replayed = replay_gradients(function, inputs, weights, first, arrived, shared)
+        gradients = gradients_of(first, arrived, shared)
         # Variables reach the segment as tensors; of those listed here a gradient would be lost.
         _refuse_trained(watcher.watched_variables())
-        return replayed
+        return gradients
 
-    outputs = with_gradient(first.outputs, [*inputs, *weights], gradient)
+    outputs = with_gradient(first.outputs, first.arguments, gradient)
     if len(outputs) == 1:
         return outputs
     noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]

@@ -32,7 +32,7 @@ class Replayable(Protocol):
         ...
 
     def may_be_term(self, place: int) -> bool:
-        """Whether output ``place`` may be a term of a sum behind the segment."""
+        """Whether output ``place`` may be a term of a sum after the segment."""
         ...
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
