@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tf_memsaver.plan.types import Segment
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.program.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras as keras_compat
 from tf_memsaver.errors import PlanMismatchError
-from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.rewrite.blocks import Block, blocks_of
 from tf_memsaver.rewrite.run import Run, Runner, UnlistedVariablesError

@@ -56,7 +56,7 @@ def _scope(name: str) -> str:
 
 
 class _Copied(NamedTuple):
-    """An operation of a trace. What it reads is a place among the sources, or an operation and its output."""
+    """An operation to copy. What it reads is a place among the sources, or an operation and its output."""
 
     operation: Template
     reads: tuple[int | tuple[int, int], ...]
@@ -64,6 +64,8 @@ class _Copied(NamedTuple):
 
 
 class _Copyable(NamedTuple):
+    """A trace as something to copy: what else it depends on is the replay that it was made of."""
+
     replay: Replay
     operations: tuple[_Copied, ...]
     results: tuple[tuple[int, int] | None, ...]
