@@ -7,7 +7,6 @@ held. It runs inside a scope that catches updates and losses; they are applied o
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +17,12 @@ import tensorflow as tf
 from tf_memsaver.compat import keras as keras_compat
 from tf_memsaver.compat.keras import RecordingScope
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.parity.grappler import ACTIVATION_PARTS, gradient_name, sum_name
 from tf_memsaver.parity.names import Names, plain_name
 from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.program.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
+from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.runtime.recompute import Shared, Tensors, recompute
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
 _SMALL = 64
 """Elements of an integer tensor, such as a seed."""
@@ -105,11 +106,11 @@ class _Readers(NamedTuple):
         """Return the name, in the plain step, of the gradient that arrives for a slot from behind a position."""
         found = self.behind(position, slot)
         if len(found) != 1:
-            return "AddN" if forward_first is None else "gradients/AddN"
+            return sum_name(in_function=forward_first is not None)
         reader = found[0][1]
         if reader.passes_to is not None:
             return self.gradient_name(reader.passes_to, position, forward_first)
-        return re.sub(r"[^\w./-]", "_", f"gradients/{reader.name}_grad", flags=re.ASCII)
+        return gradient_name(reader.name)
 
 
 def _variables(call: Call) -> Sequence[Any]:
@@ -179,7 +180,7 @@ class _Block:
             resident=sequence.resident - sequence.weights,
             forward_first=sequence.forward_first,
             gradient_names={slot: readers.gradient_name(slot, segment.stop, sequence.forward_first) for slot in left},
-            terms=frozenset(left) - {slot for slot in left if readers.are_all(ACTIVATIONS, segment.stop, slot)},
+            terms=frozenset(left) - {slot for slot in left if readers.are_all(ACTIVATION_PARTS, segment.stop, slot)},
             updates=frozenset(slot for slot in left if readers.are_all(ASSIGNMENTS, segment.stop, slot)),
         )
         block.variables = list({id(v): v for call in calls for v in _variables(call)}.values())

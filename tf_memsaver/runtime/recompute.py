@@ -32,17 +32,16 @@ from tensorflow.python.eager.record import (
 )
 
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
-from tf_memsaver.parity.fan_out import first_run_witness, held_through_sums_behind, keep_convolutions, replay_witness
+from tf_memsaver.parity.extra_readers import read_convolutions, read_in_first_run, read_in_replay
 from tf_memsaver.parity.gates import Gates, behind, is_of_shapes
+from tf_memsaver.parity.grappler import FIRST_RUN_GRADIENTS, FUNCTION_SCOPE, KERNEL_GRADIENTS, PASSED_STRAIGHT
 from tf_memsaver.parity.names import Names, plain_name
+from tf_memsaver.parity.sums import read_after_later_sums
 from tf_memsaver.runtime import twins
 from tf_memsaver.tfgraph.emission import ends_segment, followed, registered_segment
 from tf_memsaver.tfgraph.operations import has_custom_gradient
 
 Tensors = Sequence[tf.Tensor]
-
-_GRADIENT_SCOPES = {None: "gradient_tape", False: "0_gradients", True: "zz_gradients"}
-"""Scopes that sort, relative to first runs, as the plain step's backward pass; by ``Replayable.forward_first``."""
 
 
 class Replayable(Protocol):
@@ -191,9 +190,9 @@ class _FirstRun:
         start = graph.num_operations()
         outputs = function.first_run(inputs, weights)
         operations = tuple(graph.get_operations()[start:])
-        scope = _GRADIENT_SCOPES[function.forward_first]
+        scope = FIRST_RUN_GRADIENTS[function.forward_first]
         sources = itertools.compress([*inputs, *weights], wanted)
-        witness, needed = first_run_witness(operations, sources, outputs, scope, gates)
+        witness, needed = read_in_first_run(operations, sources, outputs, scope, gates)
         held = function.held()
         return cls(
             outputs=outputs,
@@ -267,9 +266,9 @@ def _replay_gradients(
         gradients = trace()
     else:
         # What reads the outputs is known by now.
-        first.witness += held_through_sums_behind(first.needed, shared.gates)
+        first.witness += read_after_later_sums(first.needed, shared.gates)
         first.needed = ()
-        first.witness += keep_convolutions(first.operations, inputs, shared.gates)
+        first.witness += read_convolutions(first.operations, inputs, shared.gates)
         described = _described(function, first, places, arrived, inputs, weights, shared.gates)
         gradients = shared.traces.gradients(described, trace, shared.names.kept)
 
@@ -322,7 +321,7 @@ def _replay(
         _named(gate, function.gradient_name(place), gradient, outputs[place]) for place, gradient in arrived.items()
     ]
     # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
-    with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
+    with contextlib.nullcontext() if function.forward_first is None else tf.name_scope(f"{FUNCTION_SCOPE}/"):
         results = tape.gradient([outputs[place] for place in arrived], sources, output_gradients=named)
     given = iter(results)
     gradients = [next(given) if wanted else None for wanted in first.wanted]
@@ -334,7 +333,7 @@ def _replay(
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = gate.graph.get_operations()[start:]
     _free_constants(added[: end - start], gate)
-    witness = replay_witness(added[: end - start], added, outputs, arrived, found, gates)
+    witness = read_in_replay(added[: end - start], added, outputs, arrived, found, gates)
     products = [place >= len(gated) and _is_product(gradient) for place, gradient in enumerate(gradients)]
     if witness is not None and all(
         gradient is None or free for gradient, free in zip(gradients, products, strict=True)
@@ -477,12 +476,6 @@ _COPY = re.compile(rf"/({_ARRIVED}|{_READY}|{_TERM})(_\d+)?$")
 _RENAMED = ("IdentityN", "Placeholder")
 """Kinds of operations that hand a gradient over under a name of their own."""
 
-_OWN_GRADIENT_OPS = frozenset(
-    """AvgPool BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Elu FusedBatchNormV3 IdentityN LeakyRelu
-    MatMul MaxPool Relu Relu6 Selu Sigmoid Softplus Softsign Tanh""".split()
-)
-"""Ops whose gradients are kernels of their own, which graph optimisation does not reorder."""
-
 
 def _named(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
     """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
@@ -549,13 +542,13 @@ def _goes_to_a_kernel(tensor: tf.Tensor) -> bool:
     operation = _first_to_change(tensor)
     if operation.type == "IdentityN" and has_custom_gradient(operation):
         return ends_segment(operation)
-    return operation.type in _OWN_GRADIENT_OPS
+    return operation.type in KERNEL_GRADIENTS
 
 
 def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
     """Return the operation that the gradient of a tensor comes to before it is changed."""
     operation = tensor.op
-    while operation.type in ("BiasAdd", "Identity", "Reshape"):
+    while operation.type in PASSED_STRAIGHT:
         source = operation.inputs[0]
         if len(source.consumers()) > 1:
             break
