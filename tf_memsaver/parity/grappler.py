@@ -139,7 +139,10 @@ By whether the forward pass is a function that sorts first, by name; None if bot
 """
 
 REPLAY_IN_FUNCTION = {False: "replayed", True: "forward"}
-"""Scopes that sort, against ``gradients``, as a forward pass that is a function of its own: by whether that is first."""
+"""Scopes that sort, against ``gradients``, as a forward pass that is a function of its own.
+
+By whether the forward pass sorts first.
+"""
 
 FIRST_RUN_MARK = "-unrecorded"
 """Ends the names of first runs: a hyphen sorts before all else in names, so that they sort as in the plain step."""
