@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_memsaver.parity.extra_readers import read_in_first_run, read_in_replay
 from tf_memsaver.parity.gates import Gates
-from tf_memsaver.parity.gradients import read_by_gradients
+from tf_memsaver.parity.gradient_reads import read_by_gradients
 
 
 def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], list[Any], Any]:

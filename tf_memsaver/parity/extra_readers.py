@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
-from tf_memsaver.parity.gradients import read_by_gradients
+from tf_memsaver.parity.gradient_reads import read_by_gradients
 from tf_memsaver.parity.grappler import FUSED_WITH_PADS_ALONE, PADS, SIZES_READ_BY_GRADIENT
 from tf_memsaver.parity.readers import (
     EXTRA_READERS,
