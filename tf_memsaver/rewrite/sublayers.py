@@ -22,7 +22,7 @@ from tf_memsaver.program.calls import CallSequence, Reader
 from tf_memsaver.program.layer_calls import LayerCall, Slot
 from tf_memsaver.program.sublayer_calls import LayerPaths, SublayerCalls
 from tf_memsaver.rewrite.segments import SegmentedForward
-from tf_memsaver.runtime.recompute import Shared
+from tf_memsaver.runtime.replayable import Shared
 
 _SEGMENTS = (Segment(start=0, stop=1, mode=SegmentMode.RECOMPUTE), Segment(start=1, stop=2, mode=SegmentMode.STORE))
 
