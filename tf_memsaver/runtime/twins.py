@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import FuncGraph, has_control_dependencies, is_name_taken, set_attribute
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE, TAPE_SCOPE
 from tf_memsaver.parity.names import Kept
 from tf_memsaver.tfgraph.emission import Template
 from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
@@ -24,7 +25,7 @@ from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
 _SMALL = 64
 """Elements. A value that is known when a graph is traced can decide what is traced: these are compared."""
 
-_GRADIENTS = ("gradient_tape", "gradients")
+_GRADIENTS = (TAPE_SCOPE, FUNCTION_SCOPE)
 """Scopes in front of the names of gradient operations."""
 
 _AWAITED = "_has_manual_control_dependencies"
