@@ -88,7 +88,7 @@ class _Replayed:
             self._prepared = self._prepare(layer, arguments, len(tensors))
         # Names are those of the scope that the layer is called in.
         made = self._prepared.forward(
-            tensors, training=keras_calls.training_of_call(), shared=replace(shared, names=Names.of_model())
+            tensors, training=keras_calls.training_of_call(), shared=replace(shared, names=shared.parity.names())
         )
         return keras.tree.pack_sequence_as(self._outputs, made)
 
