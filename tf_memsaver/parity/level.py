@@ -1,4 +1,4 @@
-"""What is done for equal bits alone, behind one interface: the runtime asks a level of parity, and its rules answer.
+"""What is done for equal bits alone, as one interface: the runtime asks a level of parity, and its rules answer.
 
 Without any of them results are right within rounding, and memory is the same: gates hold the order, not rules.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.parity import extra_readers, gradients, sums
-from tf_memsaver.parity.gates import Gates, behind, free_constants
+from tf_memsaver.parity.gates import Gates, after, free_constants
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
 from tf_memsaver.parity.names import Names, plain_name
 
@@ -124,7 +124,7 @@ class Parity:
         """Return what a replay reads of an input, not before the gate."""
         if Rule.INPUT_NAMES in self.rules:
             return gradients.gated_input(gate, tensor, forward_first)
-        return behind(gate, tensor)
+        return after(gate, tensor)
 
     def arriving(self, gate: tf.Tensor, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
         """Return the gradient that arrived for an output of a replay; the plain step calls it by a name."""
