@@ -98,7 +98,7 @@ def main(_: list[str]) -> None:
     if _VARIANT.value:
         print(activation_bytes(_VARIANT.value))
         return
-    from tf_memsaver.api import versions
+    from tf_memsaver.compat.versions import versions
 
     rows = []
     for variant in VARIANTS:

@@ -24,6 +24,7 @@ from absl import app, flags
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, os.fspath(ROOT))
 
+from tf_memsaver.options.table import Granularity  # noqa: E402
 from tools.machine import machine  # noqa: E402
 
 _OUTPUT = flags.DEFINE_string("output", os.fspath(ROOT / "tools/results/bench_times.md"), "where to write the table")
@@ -53,7 +54,7 @@ def _vit() -> Any:
     return vit(layers=4, width=192, heads=3, patch=16)
 
 
-CASES: dict[str, tuple[Callable[[], Any], int, str]] = {
+CASES: dict[str, tuple[Callable[[], Any], int, Granularity]] = {
     "ResNet50": (lambda: _application("ResNet50"), 16, "layer"),
     "MobileNetV2": (lambda: _application("MobileNetV2"), 16, "layer"),
     "DenseNet121": (lambda: _application("DenseNet121"), 8, "layer"),
