@@ -26,7 +26,6 @@ from tf_memsaver.rewrite.function import make_optimized_function
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, implements
 
-MIB = 2**20
 Case = tuple[Any, list[tf.Variable], list[tf.Tensor]]
 """A function, its variables, and the arguments to call it with."""
 

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER, Kind, check_target
+from tf_memsaver.files.targets import EXPORTED_PLAN, Kind, check_target
 from tf_memsaver.options.table import Overwrite
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program.batch import pack_inputs
@@ -26,7 +26,6 @@ from tf_memsaver.saved.folders import write_saved_model
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-PLAN_FILE = os.path.join(EXTRA_FOLDER, EXPORTED_PLAN)
 """Where the plan lies in an exported SavedModel."""
 
 
