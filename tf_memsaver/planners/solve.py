@@ -9,7 +9,7 @@ from dataclasses import replace
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.options import checked
+from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
@@ -57,7 +57,7 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
 def curve(
     graph: Graph,
     request: Request,
-    points: int = DEFAULT_POINTS,
+    points: int = OPTIONS["points"].default,
     *,
     versions: Mapping[str, str] | Sequence[tuple[str, str]] = (),
 ) -> tuple[Plan, ...]:

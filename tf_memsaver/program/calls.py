@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.parity.names import Names
 
 
@@ -96,8 +95,3 @@ class CallSequence:
     def signatures(self) -> tuple[str, ...]:
         """The calls' name-free signatures: what a plan's fingerprint is made of."""
         return tuple(call.signature for call in self.calls)
-
-    @property
-    def fingerprint(self) -> str:
-        """The digest by which a plan recognises this model."""
-        return fingerprint(self.signatures)

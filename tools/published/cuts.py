@@ -13,6 +13,7 @@ from typing import Any
 
 from tf_memsaver.ir.graph import MemoryKind
 from tf_memsaver.ir.segments import Segment, tidied
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
@@ -52,7 +53,7 @@ MEASURED_BATCH = 8
 TRIED = 8
 """Plans of least simulated peak that are asked for their reported one."""
 
-GRANULARITIES = ("layer", "op")
+GRANULARITIES: tuple[Granularity, ...] = ("layer", "op")
 
 
 def build(case: Case) -> Any:
@@ -67,7 +68,7 @@ def build(case: Case) -> Any:
 # Predicted ------------------------------------------------------------------------------------------------------------
 
 
-def cuts(name: str, granularity: str) -> dict[str, Any]:
+def cuts(name: str, granularity: Granularity) -> dict[str, Any]:
     """Return a row of the table of predictions, as JSON data: one model, cut by layers or by operations.
 
     ``asked`` is what ``search_plan(model, batch_size=…, max_overhead=…)`` answers (this is how it comes to its answer);
