@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.tensorflow import models
 from tests.tensorflow.plans import labels
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.check.measure import measure
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
 from tf_memsaver.program.batch import synthetic_batch
+from tools.shared.models import small as models
 
 
 @pytest.mark.parametrize(

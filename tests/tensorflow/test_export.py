@@ -12,12 +12,12 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand
-from tests.tensorflow.training import batch_for, kept_state
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
 from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER
 from tf_memsaver.plan.plan import Plan
+from tools.shared.models import small as models
+from tools.shared.training import batch_for, kept_state
 
 
 @pytest.fixture

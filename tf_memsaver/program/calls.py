@@ -13,17 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from tf_memsaver.parity.names import Names
 
-ADDITIONS = frozenset({"Add", "AddV2"})
-"""Kinds of calls whose gradient passes straight through."""
-
-ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
-"""Kinds of calls that set a variable."""
-
-ACTIVATIONS = frozenset(
-    "Elu Erf Erfc Exp LeakyRelu Log1p Mul Neg Pow RealDiv Relu Relu6 Selu Sigmoid Softplus Tanh".split()
-)
-"""Kinds of calls that activations are made of: what they read is no term of a sum."""
-
 
 class Reader(NamedTuple):
     """What reads a slot: its name, its kind ("" is unknown) and the slot behind, if its gradient passes through."""
