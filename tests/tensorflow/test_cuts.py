@@ -210,7 +210,7 @@ IMAGE = (6, 6, 3)
         (sum_of_four, (6,), {FUSED: ["c", "abc", "d", "abcd"]}),
         (scales, (6,), {CONSTANT: ["triple", "plus_two"], SHAPES: ["triple", "plus_two"]}),
         # What has no gradient is read by nothing else, and the smaller factors would be multiplied first.
-        (masked, (6,), {SHAPES: ["by_first"]}),
+        (masked, (6,), {SHAPES: ["get_item", "by_first"]}),
         (squeeze_and_excite, IMAGE, {}),
     ],
 )
