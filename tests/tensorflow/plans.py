@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.function import capture_function
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_models
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.sublayer_calls import SublayerCalls
+from tf_memsaver.rewrite.function import make_optimized_function
 from tf_memsaver.rewrite.keras_model import make_uncertified
 
 Span = tuple[Any, ...]
@@ -139,11 +144,11 @@ class _NaiveForward:
         self._sequence, self._plan, self._capture_skips = sequence, plan, capture_skips
 
     def __call__(self, model: Any, args: Any, kwargs: Any) -> Any:
-        functional, training = keras_compat.inner_functional(model), kwargs["training"]
+        functional, training = keras_models.inner_functional(model), kwargs["training"]
         names = Names.of_model()
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(
-            self._sequence.inputs, keras_compat.standardize_inputs(functional, args[0]), strict=True
+            self._sequence.inputs, keras_models.standardize_inputs(functional, args[0]), strict=True
         ):
             slots[slot] = tensor
         for segment in self._plan.segments:
@@ -167,9 +172,27 @@ class _NaiveForward:
             outputs = tf.recompute_grad(run)(*[slots[slot] for slot in arguments])
             for slot, tensor in zip(made, outputs, strict=True):
                 slots[slot] = tensor
-        return keras_compat.pack_outputs(functional, [slots[slot] for slot in self._sequence.outputs])
+        return keras_models.pack_outputs(functional, [slots[slot] for slot in self._sequence.outputs])
 
     def _run(self, calls: Any, slots: list[Any], training: bool, names: Names) -> None:
         for call in calls:
             for slot, tensor in zip(call.outputs, call.run(slots, training, names), strict=True):
                 slots[slot] = tensor
+
+
+def cut_everywhere(calls: FunctionCalls, batch_size: int) -> tuple[Any, int]:
+    """Return the function with a segment between any two candidate cuts, and how many of them are recomputed."""
+    graph = capture_function(calls, batch_size=batch_size)
+    problem = Problem.build(graph, Request())
+    edges = [0, *(cut.position for cut in problem.cuts), len(graph.units)]
+    segments = tuple(
+        Segment(
+            start=start,
+            stop=stop,
+            mode=SegmentMode.STORE if any(problem.pinned[start:stop]) else SegmentMode.RECOMPUTE,
+        )
+        for start, stop in itertools.pairwise(edges)
+    )
+    plan = plan_of(calls.sequence, segments, batch_size)
+    recomputed = sum(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
+    return make_optimized_function(calls, plan), recomputed

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_memsaver.parity.gates import Gates, behind
+from tf_memsaver.parity.grappler import KERNEL_GRADIENTS, PASSED_STRAIGHT
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import has_custom_gradient
@@ -20,12 +21,6 @@ _COPY = re.compile(rf"/({_ARRIVED}|{READY}|{_TERM})(_\d+)?$")
 
 RENAMED = ("IdentityN", "Placeholder")
 """Kinds of operations that hand a gradient over under a name of their own."""
-
-_OWN_GRADIENT_OPS = frozenset(
-    """AvgPool BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative Elu FusedBatchNormV3 IdentityN LeakyRelu
-    MatMul MaxPool Relu Relu6 Selu Sigmoid Softplus Softsign Tanh""".split()
-)
-"""Ops whose gradients are kernels of their own, which graph optimisation does not reorder."""
 
 
 def maker_of(tensor: tf.Tensor) -> tf.Operation:
@@ -117,13 +112,13 @@ def _goes_to_a_kernel(tensor: tf.Tensor) -> bool:
     operation = _first_to_change(tensor)
     if operation.type == "IdentityN" and has_custom_gradient(operation):
         return ends_segment(operation)
-    return operation.type in _OWN_GRADIENT_OPS
+    return operation.type in KERNEL_GRADIENTS
 
 
 def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
     """Return the operation that the gradient of a tensor comes to before it is changed."""
     operation = tensor.op
-    while operation.type in ("BiasAdd", "Identity", "Reshape"):
+    while operation.type in PASSED_STRAIGHT:
         source = operation.inputs[0]
         if len(source.consumers()) > 1:
             break

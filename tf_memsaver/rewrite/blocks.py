@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.program.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
+from tf_memsaver.parity.grappler import ACTIVATION_PARTS, gradient_name, sum_name
+from tf_memsaver.program.calls import Call, CallSequence, Reader
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def _block(sequence: CallSequence, segment: Segment, readers: _Readers) -> Block
         assigned=frozenset(slot for slot in outputs if readers.are_all(ASSIGNMENTS, segment.stop, slot)),
         gradients=Gradients(
             names={slot: readers.gradient_name(slot, segment.stop, sequence.forward_first) for slot in outputs},
-            terms=frozenset(slot for slot in outputs if not readers.are_all(ACTIVATIONS, segment.stop, slot)),
+            terms=frozenset(slot for slot in outputs if not readers.are_all(ACTIVATION_PARTS, segment.stop, slot)),
             forward_first=sequence.forward_first,
         ),
     )
@@ -158,8 +159,8 @@ class _Readers(NamedTuple):
         """Return the name, in the plain step, of the gradient that arrives for a slot at a position."""
         found = self.from_position(position, slot)
         if len(found) != 1:
-            return "AddN" if forward_first is None else "gradients/AddN"
+            return sum_name(in_function=forward_first is not None)
         reader = found[0][1]
         if reader.passes_to is not None:
             return self.gradient_name(reader.passes_to, position, forward_first)
-        return re.sub(r"[^\w./-]", "_", f"gradients/{reader.name}_grad", flags=re.ASCII)
+        return gradient_name(reader.name)

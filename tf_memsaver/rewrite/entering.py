@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_calls, keras_variables
 from tf_memsaver.rewrite.blocks import Block
 from tf_memsaver.runtime.replayable import Tensors
 
@@ -56,7 +56,7 @@ class Entering:
         for slot, tensor in zip(self.others, held, strict=False):
             slots[slot] = tensor
         for slot, mask in zip(self.masked, held[len(self.others) :], strict=True):
-            keras_compat.set_keras_mask(slots[slot], mask)
+            keras_calls.set_keras_mask(slots[slot], mask)
         return slots
 
 
@@ -78,14 +78,14 @@ class Variables:
         """Sort variables, and read those that are not trained."""
         # Layers may be frozen and unfrozen between runs, so what is trained is asked anew.
         return cls(
-            trained=tuple(v for v in variables if keras_compat.is_trained(v)),
-            state=tuple((v, keras_compat.read_variable(v)) for v in variables if not keras_compat.is_trained(v)),
+            trained=tuple(v for v in variables if keras_variables.is_trained(v)),
+            state=tuple((v, keras_variables.read_variable(v)) for v in variables if not keras_variables.is_trained(v)),
         )
 
 
 def mask_of(tensor: Any) -> Any:
     """Return the mask that Keras has put on a tensor, or None."""
-    return None if tensor is None else keras_compat.get_keras_mask(tensor)
+    return None if tensor is None else keras_calls.get_keras_mask(tensor)
 
 
 def is_differentiable(tensor: Any) -> bool:

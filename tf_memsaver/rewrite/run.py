@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
-from tf_memsaver.compat.keras import RecordingScope
+from tf_memsaver.compat import keras_calls, keras_variables
+from tf_memsaver.compat.keras_variables import RecordingScope
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.parity.names import Names, plain_name
 from tf_memsaver.rewrite.blocks import Block
@@ -58,7 +58,7 @@ class _Place:
     def here(cls, training: bool | None, slot_count: int) -> _Place:
         return cls(
             training=training,
-            environment=keras_compat.current_environment(training),
+            environment=keras_calls.current_environment(training),
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             scope=tf.get_current_name_scope(),
             slot_count=slot_count,
@@ -85,9 +85,9 @@ class Run:
         _refuse_composites(block, slots)
         self._entering = Entering.of(block, slots)
         self.inputs = [slots[slot] for slot in self._entering.floats]
-        trained = [keras_compat.read_variable(v) for v in self._variables.trained]
+        trained = [keras_variables.read_variable(v) for v in self._variables.trained]
         self.weights = [*trained, *(slots[slot] for slot in self._entering.weights)]
-        masks = [keras_compat.get_keras_mask(slots[slot]) for slot in self._entering.masked]
+        masks = [keras_calls.get_keras_mask(slots[slot]) for slot in self._entering.masked]
         self._held = [*(slots[slot] for slot in self._entering.others), *masks]
         self._float_outputs: tuple[int, ...] = ()
         self._effects: _Effects | None = None
@@ -150,7 +150,7 @@ class Run:
     def read_again(self) -> list[tuple[int, tf.Tensor]]:
         """Return a tensor for every further read of a trained variable, with its place."""
         trained = self._variables.trained
-        return [(place, keras_compat.read_variable(trained[place])) for place in self._variables.read_again]
+        return [(place, keras_variables.read_variable(trained[place])) for place in self._variables.read_again]
 
     def is_read_elsewhere(self, place: int) -> bool:
         """Return whether the variable of a weight, or the slot, is read outside the segment, too."""
@@ -185,7 +185,7 @@ class Run:
         of_slots = weights[len(self._variables.trained) :]
         slots = self._entering.filled(self._place.slot_count, inputs, of_slots, held)
         scope = RecordingScope(given)
-        with scope, keras_compat.call_environment(self._place.environment):
+        with scope, keras_calls.call_environment(self._place.environment):
             self._inside(slots, self._place.training, replace(self._shared, names=names))
             for slot in self._block.passed_on:
                 slots[slot] = _passed_on(slots[slot])
@@ -202,8 +202,8 @@ class Run:
         for slot, tensor in effects.others:
             slots[slot] = tensor
         for slot, mask in effects.masks:
-            keras_compat.set_keras_mask(slots[slot], mask)
-        outer = keras_compat.recording_scope()
+            keras_calls.set_keras_mask(slots[slot], mask)
+        outer = keras_variables.recording_scope()
         for owner, loss in zip(effects.loss_owners, outputs[len(self._float_outputs) :], strict=True):
             if outer is not None:
                 outer.operation = owner
@@ -218,7 +218,7 @@ def _passed_on(tensor: Any) -> Any:
     copy = tf.identity(tensor)
     mask = mask_of(tensor)
     if mask is not None:
-        keras_compat.set_keras_mask(copy, mask)
+        keras_calls.set_keras_mask(copy, mask)
     return copy
 
 

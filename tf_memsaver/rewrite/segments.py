@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_variables
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.calls import CallSequence
@@ -73,7 +73,7 @@ def _one_by_one(runners: Sequence[Runner]) -> Runner:
 
 def _run_calls(block: Block, slots: list[Any], training: bool | None, shared: Shared) -> None:
     """Run the calls one by one; trained as they stand, or inside an enclosing segment's replay."""
-    scope = keras_compat.recording_scope()
+    scope = keras_variables.recording_scope()
     for call, released in block.calls:
         if scope is not None:
             scope.operation = call.operation

@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.errors import SecondDerivativeError
-from tf_memsaver.parity.fan_out import held_through_sums_behind, keep_convolutions
+from tf_memsaver.parity.extra_readers import read_convolutions
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradients import RENAMED, gradient_as_term, maker_of, may_be_summed
 from tf_memsaver.parity.names import plain_name
+from tf_memsaver.parity.sums import read_after_later_sums
 from tf_memsaver.runtime import twins
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import with_gradient
@@ -31,9 +32,9 @@ def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shar
         return _once_only(replay_eagerly(first, arrived), first, arrived)
     gates = shared.gates
     # What reads the outputs is known by now.
-    first.witness += held_through_sums_behind(first.needed, gates)
+    first.witness += read_after_later_sums(first.needed, gates)
     first.needed = ()
-    first.witness += keep_convolutions(first.operations, first.inputs, gates)
+    first.witness += read_convolutions(first.operations, first.inputs, gates)
     described = _described(first, arrived, gates)
     traced = shared.traces.gradients(described, lambda: replay_in_graph(first, arrived, gates), shared.names.kept)
     gradients = _once_only(traced, first, arrived)

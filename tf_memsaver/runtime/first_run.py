@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from tf_memsaver.parity.fan_out import first_run_witness
+from tf_memsaver.compat.tapes import followed
+from tf_memsaver.parity.extra_readers import read_in_first_run
 from tf_memsaver.parity.gates import Gates, is_of_shapes
+from tf_memsaver.parity.grappler import FIRST_RUN_GRADIENTS
 from tf_memsaver.runtime.replayable import Replayable, Tensors
-from tf_memsaver.tfgraph.emission import followed
-
-_GRADIENT_SCOPES = {None: "gradient_tape", False: "0_gradients", True: "zz_gradients"}
-"""Scopes that sort, relative to first runs, as the plain step's backward pass; by ``Replayable.forward_first``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,9 +62,9 @@ class FirstRun:
         self.held = self.function.held()
         self.operations = tuple(graph.get_operations()[start:])
         self.ungated = frozenset(p for p, t in enumerate(self.held) if tf.is_symbolic_tensor(t) and is_of_shapes(t))
-        scope = _GRADIENT_SCOPES[self.function.forward_first]
+        scope = FIRST_RUN_GRADIENTS[self.function.forward_first]
         sources = itertools.compress(self.arguments, self.wanted)
-        witness, self.needed = first_run_witness(self.operations, sources, self.outputs, scope, gates)
+        witness, self.needed = read_in_first_run(self.operations, sources, self.outputs, scope, gates)
         self.witness = () if witness is None else (witness,)
 
     def add_reads(self, again: Sequence[tuple[int, tf.Tensor]]) -> None:

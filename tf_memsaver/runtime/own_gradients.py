@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.record import record_operation, stop_recording
 
+from tf_memsaver.compat.tapes import record_operation, stop_recording
 from tf_memsaver.errors import SecondDerivativeError
 from tf_memsaver.parity.gradients import maker_of
 from tf_memsaver.runtime.replayable import Tensors

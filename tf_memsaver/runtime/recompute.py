@@ -20,15 +20,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.record import VariableWatcher, stop_recording
 
+from tf_memsaver.compat.tapes import VariableWatcher, followed, stop_recording
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.parity.gradients import as_term
 from tf_memsaver.runtime.backward import gradients_of
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_gradient
 from tf_memsaver.runtime.replayable import Replayable, Shared, Tensors
-from tf_memsaver.tfgraph.emission import followed
 
 
 def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: Shared | None = None) -> list[tf.Tensor]:

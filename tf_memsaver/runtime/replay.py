@@ -10,9 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.parity.fan_out import replay_witness
+from tf_memsaver.compat.graphs import wait_for_only
+from tf_memsaver.parity.extra_readers import read_in_replay
 from tf_memsaver.parity.gates import Gates, behind
 from tf_memsaver.parity.gradients import READY, gated_input, maker_of, under_plain_name
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
 from tf_memsaver.runtime.replayable import Tensors
@@ -66,14 +68,14 @@ def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Ga
     end = graph.num_operations()
     renamed = [under_plain_name(gate, function.gradient_name(p), each, outputs[p]) for p, each in arrived.items()]
     # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
-    with contextlib.nullcontext() if function.forward_first is None else tf.name_scope("gradients/"):
+    with contextlib.nullcontext() if function.forward_first is None else tf.name_scope(f"{FUNCTION_SCOPE}/"):
         results = tape.gradient([outputs[place] for place in arrived], sources, output_gradients=renamed)
     gradients = _spread(results, first.wanted)
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = graph.get_operations()[start:]
     replayed = added[: end - start]
     _free_constants(replayed, gate)
-    witness = replay_witness(replayed, added, outputs, arrived, found, gates)
+    witness = read_in_replay(replayed, added, outputs, arrived, found, gates)
     return _released(gradients, len(inputs), None if witness is None else gates.gate([witness]))
 
 
@@ -91,8 +93,7 @@ def _free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
     for operation in operations:
         if operation.type == "Const" and gate.op in operation.control_inputs:
             others = [each for each in operation.control_inputs if each is not gate.op]
-            operation._remove_all_control_inputs()
-            operation._add_control_inputs(others)
+            wait_for_only(operation, others)
 
 
 def _released(gradients: Gradients, inputs: int, gate: tf.Tensor | None) -> Gradients:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import FuncGraph, has_control_dependencies, is_name_taken, set_attribute
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE, TAPE_SCOPE
 from tf_memsaver.parity.names import Kept
 from tf_memsaver.tfgraph.emission import Template
 from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
@@ -23,7 +25,7 @@ from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
 _SMALL = 64
 """Elements. A value that is known when a graph is traced can decide what is traced: these are compared."""
 
-_GRADIENTS = ("gradient_tape", "gradients")
+_GRADIENTS = (TAPE_SCOPE, FUNCTION_SCOPE)
 """Scopes in front of the names of gradient operations."""
 
 _AWAITED = "_has_manual_control_dependencies"
@@ -90,7 +92,7 @@ class Traces:
     ) -> Sequence[tf.Tensor | None]:
         """Return what ``trace`` returns, copied from a twin of ``replay`` if one was traced in this graph."""
         graph = tf.compat.v1.get_default_graph()
-        if replay is None or not isinstance(graph, tf.__internal__.FuncGraph) or graph._current_control_dependencies():
+        if replay is None or not isinstance(graph, FuncGraph) or has_control_dependencies(graph):
             return trace()
         key = id(graph), replay.key
         made = self._made.get(key)
@@ -226,7 +228,7 @@ def _share_mark(before: Any, after: Any) -> None:
     """Mark an operation that others wait for by control dependencies, as tracing does."""
     marked = before.node_def.attr.get(_AWAITED)
     if marked is not None and _AWAITED not in after.node_def.attr:
-        after._set_attr(_AWAITED, marked)
+        set_attribute(after, _AWAITED, marked)
 
 
 class _Names:
@@ -266,7 +268,7 @@ class _Names:
         if scope and f"{scope}/" not in self._scopes:
             self._numbered(scope)
         plain = _NUMBER.sub("", last)
-        if plain != last and f"{scope}/{plain}".lstrip("/").lower() in self._graph._names_in_use:
+        if plain != last and is_name_taken(self._graph, f"{scope}/{plain}".lstrip("/")):
             last = plain
         own = self._unique(f"{self._scopes[f'{scope}/' if scope else '']}{last}")
         self._given.add(twin)
