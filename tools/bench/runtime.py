@@ -10,13 +10,12 @@ gradients of the weights.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
 from tools.shared.processes import in_own_process
-from tools.shared.results import RESULTS
+from tools.shared.results import RESULTS, write_text
 
 VARIANTS = ("plain", "tf.recompute_grad", "runtime.recompute")
 BLOCKS, LAYERS, WIDTH, BATCH = 6, 4, 1024, 1024
@@ -109,9 +108,7 @@ def main(_: list[str]) -> None:
             "",
         ]
     )
-    output = Path(_OUTPUT.value)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    write_text(_OUTPUT.value, text)
     print(text)
 
 

@@ -5,12 +5,15 @@ Each function builds a model with the seed that is set; ``MODELS`` lists them by
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import layers
+
+from tools.shared.models.real import application
 
 
 class Case(NamedTuple):
@@ -549,12 +552,7 @@ _PAIR = _tokens("encoder_token_ids", "encoder_padding_mask", "decoder_token_ids"
 
 
 def _classes(name: str) -> Callable[[], Any]:
-    def build() -> Any:
-        side = 75 if name.startswith(("Inception", "Xception")) else 32
-        shape = (side, side, 3)
-        return getattr(keras.applications, name)(weights=None, input_shape=shape, classes=10)
-
-    return build
+    return functools.partial(application, name, 75 if name.startswith(("Inception", "Xception")) else 32, classes=10)
 
 
 SPARSE = "sparse_categorical_crossentropy"

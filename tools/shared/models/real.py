@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
-IMAGE_SHAPE = (128, 128, 3)
+PIXELS = 128
 
 APPLICATIONS = (
     "ResNet50",
@@ -26,7 +28,7 @@ def unet(levels: int = 4, filters: int = 32, classes: int = 4) -> keras.Model:
     Each of ``levels`` levels halves the image and doubles the filters; every skip connection spans the levels below it,
     so that hardly any cut of the graph is crossed by one tensor only.
     """
-    inputs = keras.Input(IMAGE_SHAPE)
+    inputs = keras.Input((PIXELS, PIXELS, 3))
     x, skips = inputs, []
     for level in range(levels):
         x = _double_convolution(x, filters * 2**level, f"down{level}")
@@ -93,11 +95,15 @@ def vit(layers: int = 12, width: int = 768, heads: int = 12, patch: int = 16) ->
     return keras.Model(inputs, keras.layers.Dense(10)(x), name="vit")
 
 
-def _application(name: str) -> Callable[[], keras.Model]:
-    return lambda: getattr(keras.applications, name)(weights=None, input_shape=IMAGE_SHAPE)
+def application(name: str, pixels: int = PIXELS, **options: Any) -> keras.Model:
+    """Return a model of keras.applications for square images, with random weights."""
+    return getattr(keras.applications, name)(weights=None, input_shape=(pixels, pixels, 3), **options)
 
 
-MODELS: dict[str, Callable[[], keras.Model]] = {**{name: _application(name) for name in APPLICATIONS}, "UNet": unet}
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    **{name: functools.partial(application, name) for name in APPLICATIONS},
+    "UNet": unet,
+}
 TRANSFORMERS: dict[str, Callable[[], keras.Model]] = {
     "BERT-base": bert,
     "GPT-2": gpt2,
