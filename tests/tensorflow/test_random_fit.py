@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.plans import optimized_in_segments
+from tests.tensorflow.plans import drawn_segments, optimized_in_segments
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.signature import note_inputs
@@ -31,7 +31,6 @@ from tools.shared.models.random_fit import (
     OwnCall,
     PerChannel,
     Step,
-    drawn_segments,
     random_fit_case,
 )
 from tools.shared.records import Record, differing
@@ -61,7 +60,12 @@ def optimized(case: FitCase, granularity: str, how: str, seed: int) -> Any | Non
         if case.inputs is not None:
             note_inputs(case.model, case.inputs)
         graph = capture_graph(case.model, batch_size=case.batch_size, granularity=granularity)
-        segments = drawn_segments(graph, granularity, None if how == "everywhere" else random.Random(seed))
+        count, draw = len(graph.units), random.Random(seed)
+        # Segments of operations end at the graph's cuts, those of layers anywhere but where the graph forbids it.
+        cuts = [c.position for c in graph.cuts] if granularity == "op" else set(range(count)).difference(graph.joined)
+        everywhere, shares = how == "everywhere", {"cut": 0.6, "store": 0.2, "child": 0.5}
+        chance = (lambda what: what == "cut") if everywhere else (lambda what: draw.random() < shares[what])
+        segments = drawn_segments(graph, cuts, chance)
         made = None
     if not any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
         return None

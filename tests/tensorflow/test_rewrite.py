@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +20,10 @@ from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivat
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
 from tools.shared.models import small as models
+from tools.shared.models.real import approximate_gelu
+from tools.shared.processes import run_code
 from tools.shared.records import assert_close, assert_identical
 from tools.shared.training import assert_trains_alike, batch_for, kept_state, no_graph_rewriting, train
-
-ROOT = str(Path(__file__).resolve().parents[2])
 
 ALL = [
     "chain",
@@ -281,7 +277,7 @@ def test_gradients_for_the_input() -> None:
 
 
 @pytest.mark.parametrize(
-    "activation", ["gelu", "tanh", "silu", "mish", "softplus", "sigmoid", "leaky_relu", models.approximate_gelu]
+    "activation", ["gelu", "tanh", "silu", "mish", "softplus", "sigmoid", "leaky_relu", approximate_gelu]
 )
 def test_smooth_activations_are_fused_as_in_the_plain_step(activation: Any) -> None:
     x = inputs = keras.Input((8,))
@@ -586,13 +582,7 @@ def test_a_keras_file_trains_identically_in_a_fresh_process(tmp_path: Path) -> N
     x, y = batch_for(model).numpy(), np.ones((4, 2), "float32")
     optimized.save(tmp_path / "model.keras")
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD), *(tmp_path / n for n in ("model.keras", "data.npz", "out.npz"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
+    done = run_code(LOAD, *(tmp_path / name for name in ("model.keras", "data.npz", "out.npz")))
     assert done.returncode == 0, done.stderr[-2000:]
     with no_graph_rewriting():
         losses = [float(model.train_on_batch(x, y)) for _ in range(2)]
@@ -630,13 +620,7 @@ def test_a_keras_file_that_is_loaded_without_tf_memsaver_says_what_to_do(build: 
         assert "tf_memsaver" not in sys.modules
         keras.models.load_model(sys.argv[2])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(load), *(tmp_path / name for name in ("plain.keras", "model.keras"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
+    done = run_code(load, *(tmp_path / name for name in ("plain.keras", "model.keras")))
     assert done.returncode == 1
     # Keras goes on with all of the model's description.
     message = done.stderr.strip().splitlines()[-1][:700]
@@ -651,6 +635,7 @@ MIRRORED = """
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     import keras
     from tools.shared.models import small as models
+from tools.shared.models.real import approximate_gelu
     import tf_memsaver
     from tests.tensorflow.plans import optimized_by_hand
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -677,13 +662,7 @@ MIRRORED = """
 
 
 def test_mirrored_strategy_on_two_devices() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MIRRORED)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
+    done = run_code(MIRRORED)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

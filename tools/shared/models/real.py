@@ -63,7 +63,8 @@ def bert(layers: int = 12, width: int = 768, heads: int = 12, length: int = 128,
     return keras.Model(inputs, keras.layers.Dense(2)(x[:, 0]), name="bert")
 
 
-def _approximate_gelu(x: keras.KerasTensor) -> keras.KerasTensor:
+def approximate_gelu(x: keras.KerasTensor) -> keras.KerasTensor:
+    """Return GELU by its tanh approximation, whose cube shares a square with its gradient."""
     return keras.activations.gelu(x, approximate=True)
 
 
@@ -75,7 +76,7 @@ def gpt2(layers: int = 12, width: int = 768, heads: int = 12, length: int = 128,
         y = keras.layers.LayerNormalization()(x)
         y = keras.layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y, use_causal_mask=True)
         x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(y)])
-        y = keras.layers.Dense(4 * width, activation=_approximate_gelu)(keras.layers.LayerNormalization()(x))
+        y = keras.layers.Dense(4 * width, activation=approximate_gelu)(keras.layers.LayerNormalization()(x))
         x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(keras.layers.Dense(width)(y))])
     outputs = keras.layers.Dense(vocabulary, use_bias=False)(keras.layers.LayerNormalization()(x))
     return keras.Model(inputs, outputs, name="gpt2")
