@@ -22,8 +22,8 @@ from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, stri
 from tools.shared.models import small as models
 from tools.shared.models.real import approximate_gelu
 from tools.shared.processes import run_code
-from tools.shared.records import assert_close, assert_identical
-from tools.shared.training import assert_trains_alike, batch_for, kept_state, no_graph_rewriting, train
+from tools.shared.records import Record, assert_close, assert_identical, differing
+from tools.shared.training import assert_trains_alike, batch_for, fit, kept_state, no_graph_rewriting, train
 
 ALL = [
     "chain",
@@ -420,12 +420,11 @@ def test_as_a_layer_of_another_model() -> None:
 # Training the Keras way ----------------------------------------------------------------------------------------------
 
 
-def _fit(model: Any, x: Any, y: Any, **compile_arguments: Any) -> tuple[Any, list[Any]]:
-    with kept_state(model), no_graph_rewriting():
+def _fit(model: Any, x: Any, y: Any, **compile_arguments: Any) -> Record:
+    with no_graph_rewriting():
         keras.utils.set_random_seed(3)
         model.compile(keras.optimizers.Adam(0.01), "mse", **compile_arguments)
-        history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
-        return history["loss"], [v.numpy() for v in model.variables]
+        return fit(model, x, y, batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -435,21 +434,19 @@ def test_fit(how: dict[str, Any]) -> None:
     model = models.residual_net(blocks=2)
     optimized = optimized_between_cuts(model)
     x, y = batch_for(model, 12).numpy(), np.random.default_rng(1).standard_normal((12, 2)).astype("float32")
-    losses, weights = _fit(model, x, y, **how)
-    ours, our_weights = _fit(optimized, x, y, **how)
-    assert losses[1] != losses[0] and losses == ours
-    assert [w.tobytes() for w in weights] == [w.tobytes() for w in our_weights]
+    plain = _fit(model, x, y, **how)
+    assert plain["loss", 1] != plain["loss", 0]
+    assert not differing(plain, _fit(optimized, x, y, **how))
 
 
 def test_fit_under_xla() -> None:
     model = models.residual_net(blocks=2)
     optimized = optimized_between_cuts(model)
     x, y = batch_for(model, 12).numpy(), np.random.default_rng(1).standard_normal((12, 2)).astype("float32")
-    losses, weights = _fit(model, x, y, jit_compile=True)
-    ours, our_weights = _fit(optimized, x, y, jit_compile=True)
-    np.testing.assert_allclose(ours, losses, rtol=1e-3)
-    for left, right in zip(weights, our_weights, strict=True):
-        np.testing.assert_allclose(right, left, rtol=1e-2, atol=1e-3)
+    plain, ours = (_fit(each, x, y, jit_compile=True) for each in (model, optimized))
+    assert plain.keys() == ours.keys()
+    for key, value in plain.items():
+        np.testing.assert_allclose(ours[key], value, rtol=1e-2, atol=1e-3)
 
 
 def test_dict_inputs_and_outputs_in_fit_and_train_on_batch() -> None:
@@ -486,7 +483,7 @@ def test_mixed_precision_in_fit() -> None:
     model = models.residual_net(blocks=2)
     optimized = optimized_between_cuts(model)
     x, y = batch_for(model, 8).numpy(), np.ones((8, 2), "float32")
-    assert _fit(model, x, y, jit_compile=False)[0] == _fit(optimized, x, y, jit_compile=False)[0]
+    assert not differing(_fit(model, x, y, jit_compile=False), _fit(optimized, x, y, jit_compile=False))
 
 
 # Plans and files -----------------------------------------------------------------------------------------------------
@@ -678,12 +675,10 @@ def test_a_tensor_from_outside_the_graph_is_an_input(granularity: str) -> None:
             loss = tf.reduce_sum(trained(batch, training=True) ** 2)
         return tape.gradient(loss, [v.value for v in model.trainable_variables])
 
-    state = [variable.numpy() for variable in model.variables]
     found = []
     for each in (model, optimized):
-        for variable, value in zip(model.variables, state, strict=True):
-            variable.assign(value)
-        found.append(step(each))
+        with kept_state(model):
+            found.append(step(each))
     for plain, ours in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, ours)
 
@@ -735,11 +730,10 @@ def test_sums_of_many_terms_in_nested_segments() -> None:
     optimized = tf_memsaver.optimize(model, batch_size=1024, strategy="nested")
     assert any(child.children for segment in optimized.memsaver_plan.segments for child in segment.children)
     batch, targets = batch_for(model, 1024), tf.random.stateless_normal((1024, 4), (0, 0))
-    start, found = [v.numpy() for v in model.variables], []
+    found = []
     for trained in (model, optimized):
-        for variable, value in zip(model.variables, start, strict=True):
-            variable.assign(value)
-        trained.train_on_batch(batch, targets)
-        found.append([v.numpy() for v in model.variables])
+        with kept_state(model):
+            trained.train_on_batch(batch, targets)
+            found.append([v.numpy() for v in model.variables])
     for plain, ours in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, ours)

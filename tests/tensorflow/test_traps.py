@@ -25,6 +25,7 @@ from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.layer_calls import list_layer_calls
+from tools.shared.memory import peak_over_live
 from tools.shared.models import small as models
 from tools.shared.processes import run_code
 from tools.shared.records import assert_identical, differing
@@ -49,13 +50,7 @@ def activation_peak(model: Any, x: Any, steps: int = 9) -> float:
     for _ in range(2):
         step(x)[0].numpy()
     gc.collect()
-    peaks = []
-    for _ in range(steps):
-        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        step(x)[0].numpy()
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
-    return float(np.median(peaks))
+    return float(np.median([peak_over_live(lambda: step(x)[0].numpy()) for _ in range(steps)]))
 
 
 # 1: replays start at once, and nothing is saved ---------------------------------------------------------------------

@@ -28,6 +28,7 @@ def activation_bytes(variant: str) -> int:
     import tensorflow as tf
 
     from tf_memsaver.runtime.recompute import recompute
+    from tools.shared.memory import peak_over_live
 
     generator = tf.random.Generator.from_seed(0)
     weights = [
@@ -83,11 +84,7 @@ def activation_bytes(variant: str) -> int:
 
     x = generator.normal((BATCH, WIDTH))
     step(x)[0].numpy()
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    step(x)[0].numpy()
-    peak: int = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    return peak - before - BLOCKS * LAYERS * WIDTH * WIDTH * 4
+    return peak_over_live(lambda: step(x)[0].numpy()) - BLOCKS * LAYERS * WIDTH * WIDTH * 4
 
 
 def main(_: list[str]) -> None:

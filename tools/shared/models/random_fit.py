@@ -17,8 +17,6 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tools.shared.training import step_losses
-
 CLASSES = 3
 WIDTH = 8
 
@@ -516,10 +514,6 @@ class FitCase:
     def compile(self, model: Any) -> None:
         """Compile a model with a fresh optimizer."""
         model.compile(optimizer=self.optimizer(), loss=self.loss, jit_compile=False)
-
-    def fit(self, model: Any) -> list[Any]:
-        """Train a compiled model; return the loss as of every step."""
-        return step_losses(model, self.x, self.y, batch_size=self.batch_size, epochs=self.epochs)
 
 
 def random_fit_case(seed: int, *, style: str | None = None, frozen: bool = True, policy: str | None = None) -> FitCase:
