@@ -20,9 +20,10 @@ from tf_memsaver.oracle.milp import least_replay
 from tf_memsaver.oracle.stages import Stages
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
-from tf_memsaver.planners.nested import quickest_nested
 from tf_memsaver.planners.solve import solve
 from tf_memsaver.search.bounds import by_bytes
+from tf_memsaver.search.nested import quickest_nested, several_levels
+from tf_memsaver.search.one_level import OneLevel
 from tools.shared.nets import Net, chain
 
 needs_highs = pytest.mark.skipif(
@@ -40,7 +41,7 @@ def least_by_search(graph: Graph, budget: int) -> float:
     Bytes are counted while backward ops run and while replays run, with all that is live then.
     """
     step = Stages(graph)
-    nbytes, static, resident = step.nbytes, step.simulator.static, step.facts.resident_bytes
+    nbytes, static, resident = step.nbytes, step.prepared.static, step.facts.resident_bytes
     facts = step.facts
     order = sorted(
         (op for op in (*facts.loss_ops, *itertools.chain(*facts.backward_ops.values()))), key=lambda op: op.place
@@ -118,7 +119,7 @@ def test_no_plan_of_one_or_more_levels_is_quicker(data: st.DataObject):
     graph = data.draw(graphs())
     problem = Problem.build(graph, data.draw(requests(graph, "min_time")))
     plans = [(plan.peak_bytes, plan.replay_seconds) for plan in brute_force(problem)]
-    plans += [(found.peak_bytes, found.replay_seconds) for found in problem.one_level.several_levels]
+    plans += [(found.peak_bytes, found.replay_seconds) for found in problem.once(several_levels)]
     budget = data.draw(st.sampled_from(sorted({peak for peak, _ in plans})))
     oracle = least_replay(graph, budget)
     assert oracle.proven
@@ -140,7 +141,7 @@ def test_on_short_chains_one_level_is_the_best(budget: int):
 def test_a_plan_to_start_with_is_the_worst_that_comes_back():
     graph = chain([8] * 20)
     problem = Problem.build(graph, Request())
-    smallest = problem.one_level.smallest
+    smallest = problem.once(OneLevel).smallest
     oracle = least_replay(graph, smallest.peak_bytes, 0.5, smallest.segments)
     assert oracle.bound_seconds <= oracle.seconds <= smallest.replay_seconds
 

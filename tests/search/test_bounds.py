@@ -16,6 +16,7 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tf_memsaver.search.bounds import MOST_CUTS, by_bytes, least_seconds, of_one_level
+from tf_memsaver.search.nested import several_levels
 from tf_memsaver.search.one_level import THIN_CUTS, OneLevel
 from tools.shared.nets import Net, chain
 
@@ -38,7 +39,7 @@ def test_small_plans_are_proven_to_be_the_quickest(data: st.DataObject):
 def test_no_plan_is_quicker_than_the_bounds(data: st.DataObject):
     problem, plans, budget = within_a_budget(data, "min_time")
     least = min(plan.replay_seconds for plan in plans if plan.peak_bytes <= budget)
-    several = [plan.replay_seconds for plan in problem.one_level.several_levels if plan.peak_bytes <= budget]
+    several = [plan.replay_seconds for plan in problem.once(several_levels) if plan.peak_bytes <= budget]
     assert by_bytes(problem, budget) <= min([least, *several])
     # Whatever is known of other plans, and however few labels there may be.
     for front in (2, 3, 64):
@@ -49,7 +50,7 @@ def test_no_plan_is_quicker_than_the_bounds(data: st.DataObject):
 def test_fewer_labels_give_a_weaker_bound():
     graph = chain(IRREGULAR)
     problem = Problem.build(graph, Request())
-    smallest, plain = problem.one_level.smallest.peak_bytes, problem.plain.peak_bytes
+    smallest, plain = problem.once(OneLevel).smallest.peak_bytes, problem.plain.peak_bytes
     weaker = 0
     for budget in range(smallest, plain, 7):
         found = OneLevel(problem).quickest(budget)
@@ -76,8 +77,8 @@ def test_plans_of_others_have_a_gap():
 def test_bounds_of_several_levels_and_of_many_cuts_hold_for_any_schedule(units: int):
     graph = chain([8] * units)
     problem = Problem.build(graph, Request())
-    several = min(problem.one_level.several_levels, key=lambda found: found.peak_bytes)
-    budgets = [several.peak_bytes, problem.one_level.smallest.peak_bytes, problem.plain.peak_bytes * 2 // 3]
+    several = min(problem.once(several_levels), key=lambda found: found.peak_bytes)
+    budgets = [several.peak_bytes, problem.once(OneLevel).smallest.peak_bytes, problem.plain.peak_bytes * 2 // 3]
     for budget in budgets[: 3 if units > MOST_CUTS else 1]:
         plan = solve(graph, Request(budget_bytes=budget))
         assert plan.bound_seconds == by_bytes(problem, budget) > 0
@@ -125,7 +126,7 @@ def test_the_plain_step_cannot_be_beaten_and_without_a_budget_nothing_is_said():
         plan = solve(graph, Request(strategy=strategy))
         assert (plan.bound_seconds, plan.gap) == (None, None)
     problem = Problem.build(graph, Request())
-    assert least_seconds(problem, problem.one_level.smallest) is None
+    assert least_seconds(problem, problem.once(OneLevel).smallest) is None
 
 
 def test_plans_without_a_bound_are_readable():

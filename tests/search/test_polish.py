@@ -11,7 +11,8 @@ from tf_memsaver.ir.segments import SegmentMode, check_cover
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.nested import nested
-from tf_memsaver.search.one_level import Found
+from tf_memsaver.search.nested import several_levels
+from tf_memsaver.search.one_level import Found, OneLevel
 from tf_memsaver.search.polish import polished
 from tools.shared.nets import chain
 
@@ -20,9 +21,9 @@ def test_it_finds_quicker_nested_plans() -> None:
     problem = Problem.build(chain([8] * 30), Request())
     resident = problem.graph.resident_bytes
     budget = resident + int((problem.plain.peak_bytes - resident) * 0.3)
-    assert problem.one_level.smallest.peak_bytes > budget
+    assert problem.once(OneLevel).smallest.peak_bytes > budget
     begin = min(
-        (found for found in problem.one_level.several_levels if found.peak_bytes <= budget),
+        (found for found in problem.once(several_levels) if found.peak_bytes <= budget),
         key=lambda found: found.replay_seconds,
     )
     problem = problem.with_budget(budget)

@@ -27,8 +27,6 @@ from tools.shared.models import functions
 from tools.shared.models.real import approximate_gelu
 from tools.shared.records import differing
 
-MIB = 2**20
-
 
 @pytest.mark.parametrize("build", functions.CASES, ids=lambda build: build.__name__)
 def test_segments_between_all_cuts_train_alike(build: Callable[[], functions.Case]) -> None:

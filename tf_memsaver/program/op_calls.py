@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_variables
+from tf_memsaver.compat.tapes import variable_accessed
 from tf_memsaver.cost import rules
+from tf_memsaver.parity.grappler import ADDITIONS, function_scope, tape_scope
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.calls import ADDITIONS, Reader
+from tf_memsaver.program.calls import Reader
 from tf_memsaver.tfgraph.emission import Template
 
 Naming = Callable[[str], str]
@@ -57,7 +58,7 @@ class Gathering:
 
 
 def _present(after: Sequence[int | Gathering], slots: dict[int, Any], named: Naming) -> list[Any]:
-    if after and keras_compat.recording_scope() is not None:
+    if after and keras_variables.recording_scope() is not None:
         # A segment lacks who else waits, without whom a NoOp goes away and takes what it implied along.
         after = slots_of(after)
     found = (slots.get(each) if isinstance(each, int) else each.run(slots, named) for each in after)
@@ -108,7 +109,9 @@ class OpCall:
     ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
     ``after`` says what must run before: slots, and operations that gather several; ``passes_lists`` says whether lists
     of tensors go in or out, ``apart`` whether this is an addition to a sum that must wait for others; ``of_tape``
-    and ``own_scope`` are those of ``Template.emit``.
+    whether a tape names the backward operations, in the graph of the forward pass, or a gradient function in one of its
+    own. A tape goes by the operation, if that was recorded in a name scope of its own (``own_scope``), or else by the
+    scope that it lies in.
     """
 
     operation: Template
@@ -131,7 +134,7 @@ class OpCall:
         """
         label = named(self.label)
         for variable in self.variables:
-            resource_variable_ops.variable_accessed(variable)
+            variable_accessed(variable)
         if self.operation.type == "ReadVariableOp" and self.variables:
             with tf.name_scope(f"{tf.get_current_name_scope()}/{label.rpartition('/')[0]}/".lstrip("/")):
                 slots[self.outputs[0]] = self.variables[0].value()
@@ -143,8 +146,16 @@ class OpCall:
         gradient = None if self.gradient is None else self.gradient.bound(slots)
         before = _present(self.after, slots, named)
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
-            made = self.operation.emit(tensors, label, gradient, self.of_tape, self.own_scope)
+            made = self.operation.emit(tensors, label, gradient, self.of_tape, self._backward_scope(label))
         slots.update(zip(self.outputs, made, strict=True))
+
+    def _backward_scope(self, label: str) -> Callable[[str], str]:
+        """Return what names the scope of the backward operations, by the name that the operation has got."""
+        if not self.of_tape:
+            return lambda _: function_scope(label)
+        if self.own_scope:
+            return tape_scope
+        return lambda name: tape_scope(name.rpartition("/")[0])
 
     @property
     def reads(self) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
+from tf_memsaver.compat import graphs
 from tf_memsaver.cost import rules
 
 CUSTOM_GRADIENT = "_gradient_op_type"
@@ -19,11 +20,11 @@ FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _LOOPS = frozenset({"StatelessWhile", "While"})
 _CALLS = FUNCTION_CALLS | _LOOPS | {"If", "StatelessIf"}
 
-_NO_REPLAY_STATE = frozenset(
+ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
+"""Operations that set a variable."""
+
+_NO_REPLAY_STATE = ASSIGNMENTS.union(
     {
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "AssignVariableOp",
         "Assert",
         "ReadVariableOp",
         "ResourceGather",
@@ -34,32 +35,6 @@ _NO_REPLAY_STATE = frozenset(
     }
 )
 """Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
-
-
-_NEUTRAL = {"Mul": (1, (0, 1)), "RealDiv": (1, (1,)), "AddV2": (0, (0, 1)), "Sub": (0, (1,))}
-"""Ops that do nothing when one of these inputs is this scalar: graph optimisation takes them out."""
-
-
-def viewed_input(operation: Any, place: int) -> Any | None:
-    """Return the input whose buffer output ``place`` of an operation shares, or None if it has one of its own."""
-    op_type = operation.type
-    if op_type in rules.MULTI_VIEWS:
-        return operation.inputs[place]
-    if op_type in rules.VIEWS:
-        return operation.inputs[0]
-    neutral, places = _NEUTRAL.get(op_type, (0, ()))
-    for constant in places:
-        source = operation.inputs[1 - constant]
-        if _is_scalar(operation.inputs[constant], neutral) and source.dtype == operation.outputs[0].dtype:
-            return source
-    return None
-
-
-def _is_scalar(tensor: Any, number: int) -> bool:
-    if tensor.op.type != "Const" or tensor.shape.rank != 0:
-        return False
-    value = tf.get_static_value(tensor)
-    return value is not None and bool(value == number)
 
 
 def tensor_bytes(tensor: Any) -> int:
@@ -170,7 +145,7 @@ def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:
 def library_function(graph: Any, name: str) -> Any | None:
     """Return a function by name, looked up from the graph that calls it outwards."""
     while graph is not None:
-        function = graph._get_function(name)
+        function = graphs.function_named(graph, name)
         if function is not None:
             return function
         graph = getattr(graph, "outer_graph", None)
@@ -185,11 +160,11 @@ def function_graph(graph: Any, name: str) -> Any | None:
 def called_function(operation: Any) -> Any | None:
     """Return the function that a call was made of, if it is a call whose gradient can be taken.
 
-    The gradient function (``_DelayedRewriteGradientFunctions``, TensorFlow 2.21) makes the operation call another one.
+    The gradient function makes the operation call another one.
     """
     if operation.type not in FUNCTION_CALLS:
         return None
-    return getattr(getattr(operation._gradient_function, "__self__", None), "_inference_function", None)
+    return graphs.called_by_gradient(graphs.own_gradient_function(operation))
 
 
 def own_outputs(operation: Any) -> list[Any]:
@@ -212,7 +187,7 @@ def implements(function: Any) -> bytes:
 def rivals(graph: Any, function: Any) -> list[Any]:
     """Return the other implementations of what a function implements that its graph has."""
     own = implements(function)
-    found = graph._functions.values() if own else ()
+    found = graphs.functions_of(graph) if own else ()
     return [other for other in found if other is not function and implements(other) == own]
 
 
@@ -268,40 +243,3 @@ def custom_gradient_bodies(
                 break
         bodies.append(sorted(body))
     return bodies
-
-
-SUMS = frozenset({"Add", "AddN", "AddV2"})
-"""Types of operations that graph optimisation joins to sums of many terms."""
-
-
-class Sum(NamedTuple):
-    """Additions that graph optimisation makes one: the last of them, and the terms of its shape."""
-
-    last: Any
-    terms: tuple[Any, ...]
-
-
-def sums_of_many(operations: Iterable[Any], readers: Mapping[int, Sequence[Any]]) -> Iterator[Sum]:
-    """Yield sums of three and more terms, whose order is part of the result; ``readers`` are those of a tensor (id).
-
-    Their kernel adds the terms in order of their names, but begins with one whose buffer it can take for the result:
-    the first that nobody else holds. So it counts who else reads a term, and when.
-    """
-
-    def terms_of(operation: Any) -> Iterator[Any]:
-        for tensor in operation.inputs:
-            if tensor.op.type in SUMS and len(readers.get(id(tensor), ())) == 1:
-                yield from terms_of(tensor.op)
-            else:
-                yield tensor
-
-    for operation in operations:
-        if operation.type not in SUMS:
-            continue
-        only = readers.get(id(operation.outputs[0]), ())
-        if len(only) != 1 or only[0].type not in SUMS:
-            shape = operation.outputs[0].shape
-            alike = (tensor for tensor in terms_of(operation) if tensor.shape.rank == shape.rank)
-            terms = tuple(tensor for tensor in alike if shape.rank is None or list(tensor.shape) == list(shape))
-            if len(terms) > 2:
-                yield Sum(operation, terms)

@@ -90,7 +90,7 @@ def activation_bytes(variant: str) -> int:
 def main(_: list[str]) -> None:
     """Measure all variants and write the table."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tf_memsaver.api import versions
+    from tf_memsaver.compat.versions import versions
 
     rows = [f"| {name} | {in_own_process(activation_bytes, name) / 2**20:.0f} MiB |" for name in VARIANTS]
     made_with = ", ".join(f"{name} {version}" for name, version in versions())

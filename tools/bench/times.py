@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import app, flags
 
+from tf_memsaver.options.table import Granularity
 from tools.shared.processes import in_own_process
 from tools.shared.results import RESULTS, machine_line, write_text
 
@@ -46,7 +47,7 @@ def _vit() -> Any:
     return vit(layers=4, width=192, heads=3, patch=16)
 
 
-CASES: dict[str, tuple[Callable[[], Any], int, str]] = {
+CASES: dict[str, tuple[Callable[[], Any], int, Granularity]] = {
     "ResNet50": (lambda: _application("ResNet50"), 16, "layer"),
     "MobileNetV2": (lambda: _application("MobileNetV2"), 16, "layer"),
     "DenseNet121": (lambda: _application("DenseNet121"), 8, "layer"),

@@ -13,9 +13,12 @@ from typing import Any
 
 from tf_memsaver.ir.graph import MemoryKind
 from tf_memsaver.ir.segments import Segment, tidied
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
+from tf_memsaver.search.nested import several_levels
+from tf_memsaver.search.one_level import OneLevel
 
 GIB = 2**30
 
@@ -50,7 +53,7 @@ MEASURED_BATCH = 8
 TRIED = 8
 """Plans of least simulated peak that are asked for their reported one."""
 
-GRANULARITIES = ("layer", "op")
+GRANULARITIES: tuple[Granularity, ...] = ("layer", "op")
 
 
 def build(case: Case) -> Any:
@@ -66,7 +69,7 @@ def build(case: Case) -> Any:
 # Predicted ------------------------------------------------------------------------------------------------------------
 
 
-def cuts(name: str, granularity: str) -> dict[str, Any]:
+def cuts(name: str, granularity: Granularity) -> dict[str, Any]:
     """Return a row of the table of predictions, as JSON data: one model, cut by layers or by operations.
 
     ``asked`` is what ``search_plan(model, batch_size=…, max_overhead=…)`` answers (this is how it comes to its answer);
@@ -96,7 +99,7 @@ def cuts(name: str, granularity: str) -> dict[str, Any]:
 
 def _others(problem: Problem, overhead: float) -> list[tuple[Segment, ...]]:
     """Return the plans of least simulated peak among those of ``min_peak`` and ``nested`` that keep to the overhead."""
-    plans = [problem.one_level.smallest, *problem.one_level.several_levels]
+    plans = [problem.once(OneLevel).smallest, *problem.once(several_levels)]
     fitting = [found for found in plans if problem.overhead(found.replay_seconds) <= overhead]
     return [tidied(found.segments) for found in sorted(fitting, key=lambda found: found.rank)[:TRIED]]
 

@@ -1,4 +1,4 @@
-"""Which values get a witness: those that the plain step's backward ops read, and no others."""
+"""Which values get an extra reader: those that the plain step's backward ops read, and no others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tf_memsaver.parity import fan_out
+from tf_memsaver.parity.extra_readers import read_in_first_run, read_in_replay
 from tf_memsaver.parity.gates import Gates
+from tf_memsaver.parity.gradient_reads import read_by_gradients
 
 
 def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], list[Any], Any]:
@@ -25,7 +26,7 @@ def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], 
 def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
     """Types of the ops whose results gradients read."""
     operations, sources, result = traced(function)
-    return {tensor.op.type for tensor in fan_out._read_by_gradients(operations, sources, [result])}
+    return {tensor.op.type for tensor in read_by_gradients(operations, sources, [result])}
 
 
 @pytest.mark.parametrize(
@@ -49,24 +50,24 @@ def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expecte
     assert read(function) == expected
 
 
-def test_no_witness_where_there_are_readers_enough() -> None:
+def test_no_extra_reader_where_there_are_readers_enough() -> None:
     operations, sources, result = traced(lambda x, w: (lambda y: y * y + tf.sin(y))(x @ w))
     with sources[0].graph.as_default():
-        assert fan_out.first_run_witness(operations, sources, [result], "gradients", Gates())[0] is None
+        assert read_in_first_run(operations, sources, [result], "gradients", Gates())[0] is None
 
 
-def test_a_witness_has_one_element_of_each_value() -> None:
+def test_an_extra_reader_has_one_element_of_each_value() -> None:
     operations, sources, result = traced(lambda x, w: tf.nn.gelu(x @ w))
     with sources[0].graph.as_default():
-        witness, _ = fan_out.first_run_witness(operations, sources, [result], "gradients", Gates())
-    assert witness is not None and witness.dtype == tf.float32 and witness.shape.rank == 1
+        read, _ = read_in_first_run(operations, sources, [result], "gradients", Gates())
+    assert read is not None and read.dtype == tf.float32 and read.shape.rank == 1
 
 
 def test_a_cube_comes_with_the_square_of_its_gradient() -> None:
     operations, sources, result = traced(lambda x, w: 0.04 * tf.pow(x @ w, 3.0))
     with sources[0].graph.as_default():
         start = sources[0].graph.num_operations()
-        fan_out.first_run_witness(operations, sources, [result], "gradients", Gates())
+        read_in_first_run(operations, sources, [result], "gradients", Gates())
         added = sources[0].graph.get_operations()[start:]
     square = next(operation for operation in added if operation.type == "Pow")
     assert square.name.startswith("gradients/") and tf.get_static_value(square.inputs[1]) == 2.0
@@ -90,8 +91,8 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         added = graph.get_operations()[start:]
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
-        assert fan_out.replay_witness(added[: end - start], added, [], [], [gradient, y], Gates()) is None
-        assert fan_out.replay_witness(added[: end - start], added, [], [], [gradient], Gates()) is not None
+        assert read_in_replay(added[: end - start], added, [], [], [gradient, y], Gates()) is None
+        assert read_in_replay(added[: end - start], added, [], [], [gradient], Gates()) is not None
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")
