@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tensorflow.graphs import model_graph
 from tests.tensorflow.plans import (
     optimized_between_cuts,
     optimized_by_hand,
@@ -18,7 +19,6 @@ from tests.tensorflow.plans import (
     segments_of,
     sequence_of,
 )
-from tests.tensorflow.test_twins import model_graph
 from tf_memsaver.capture.keras_model import capture_graph
 from tools.shared.models import small as models
 from tools.shared.training import assert_trains_alike, batch_for
