@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_memsaver import cli
 from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import COMMANDS
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 
 MODEL_MODULE = """
 import keras

@@ -13,7 +13,7 @@ import pytest
 
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import checked
-from tf_memsaver.plan.types import Request
+from tf_memsaver.plan.request import Request
 
 
 class Unprintable:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tf_memsaver.compat.backend import TENSORFLOW, backend, check_backend
 from tf_memsaver.errors import MemsaverError
-from tf_memsaver.plan.types import Plan, Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.plan.plan import Plan
 
 if TYPE_CHECKING:
     from tf_memsaver.api import (

@@ -18,7 +18,8 @@ from tf_memsaver.check.verify import Verification, verify
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options import checked
-from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import DEFAULT_POINTS, check_strategy, curve, solve
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.program.signature import note_inputs

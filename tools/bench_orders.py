@@ -135,7 +135,7 @@ def _captured(model: Any, order: Order) -> Graph:
 def _rows(name: str) -> list[str]:
     """Return the rows of one model."""
     from tf_memsaver.errors import InfeasibleBudgetError
-    from tf_memsaver.plan.types import Request
+    from tf_memsaver.plan.request import Request
     from tf_memsaver.planners.solve import solve
     from tf_memsaver.units import format_bytes
 

@@ -36,8 +36,9 @@ from tests.plan.strategies import Net, chain  # noqa: E402
 from tf_memsaver.errors import InfeasibleBudgetError, MemsaverError  # noqa: E402
 from tf_memsaver.ir.graph import Graph  # noqa: E402
 from tf_memsaver.oracle.milp import Oracle, least_replay  # noqa: E402
+from tf_memsaver.plan.plan import Plan  # noqa: E402
 from tf_memsaver.plan.problem import Problem  # noqa: E402
-from tf_memsaver.plan.types import Plan, Request  # noqa: E402
+from tf_memsaver.plan.request import Request  # noqa: E402
 from tf_memsaver.planners.solve import solve  # noqa: E402
 from tools.machine import machine  # noqa: E402
 

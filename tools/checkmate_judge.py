@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment
 from tools.checkmate_graphs import FIXED_COPIES, HOLD, Network
 
 CAPACITY = 16_000_000_000

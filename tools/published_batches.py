@@ -8,9 +8,11 @@ from typing import Any
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Plan, Request, Segment
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import curve, solve
 from tf_memsaver.search.one_level import Found
 from tf_memsaver.search.polish import polished

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_memsaver.errors import InfeasibleBudgetError
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.oracle.milp import is_available, least_replay
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.chen import covered, greedy_cuts, made_by_unit, sqrt_cuts
 from tf_memsaver.planners.solve import curve, solve
 from tools.checkmate_graphs import Network, network_of, step_graph

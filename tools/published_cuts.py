@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_memsaver.ir.graph import MemoryKind
+from tf_memsaver.ir.segments import Segment, tidied
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
-from tf_memsaver.search.one_level import tidied
 
 GIB = 2**30
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from hypothesis import strategies as st
 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.judge.simulate import Measured
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment, SegmentMode
+from tf_memsaver.plan.request import Request
 from tf_memsaver.search.one_level import candidate_positions
 
 Backward = Callable[[int], None]

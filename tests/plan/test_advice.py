@@ -6,7 +6,8 @@ import pytest
 
 from tests.plan.strategies import Net, chain
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 
 RANDOM = "runs RandomUniform, whose hidden state cannot be replayed"

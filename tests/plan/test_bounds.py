@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import Net, chain, within_a_budget
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tf_memsaver.search.bounds import MOST_CUTS, by_bytes, least_seconds, of_one_level
 from tf_memsaver.search.one_level import THIN_CUTS, OneLevel

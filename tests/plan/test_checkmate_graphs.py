@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment, SegmentMode
+from tf_memsaver.plan.request import Request
 from tools.checkmate_graphs import Network, Node, step_graph
 from tools.checkmate_judge import judged, largest_batch, retained_peak, schedule_peak, working_set_bytes
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.plan.strategies import Net, brute_force, chain, graphs, requests, within_a_budget
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tf_memsaver.search.one_level import OneLevel
 

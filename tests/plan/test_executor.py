@@ -8,10 +8,10 @@ import pytest
 
 from tf_memsaver.cost.device import CPU
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.ir.text import parse
 from tf_memsaver.judge import simulate
 from tf_memsaver.judge.simulate import Simulator
-from tf_memsaver.plan.types import Segment, SegmentMode
 
 MIB = 2**20
 

@@ -10,7 +10,7 @@ import pytest
 from tests.plan.strategies import Net
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request
+from tf_memsaver.plan.request import Request
 from tf_memsaver.search import labels as search
 from tf_memsaver.search import one_level
 from tf_memsaver.search.labels import Search

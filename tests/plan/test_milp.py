@@ -19,7 +19,7 @@ from tf_memsaver.oracle import milp
 from tf_memsaver.oracle.milp import least_replay
 from tf_memsaver.oracle.stages import Stages
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.nested import quickest_nested
 from tf_memsaver.planners.solve import solve
 from tf_memsaver.search.bounds import by_bytes

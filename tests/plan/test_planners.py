@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tests.plan.strategies import chain, graphs, requests
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import SegmentMode, check_cover
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import DEFAULT_MAX_OVERHEAD, Plan, Request, SegmentMode, check_cover
+from tf_memsaver.plan.request import DEFAULT_MAX_OVERHEAD, Request
 from tf_memsaver.planners.solve import planner_names, solve
 
 NEEDS_BUDGET = {"min_time"}

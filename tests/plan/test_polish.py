@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import chain, graphs
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import SegmentMode, check_cover
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, SegmentMode, check_cover
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.nested import nested
 from tf_memsaver.search.one_level import Found
 from tf_memsaver.search.polish import polished

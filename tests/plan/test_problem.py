@@ -8,7 +8,7 @@ from tests.plan.strategies import Net, chain
 from tf_memsaver.errors import HintError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request
+from tf_memsaver.plan.request import Request
 
 
 def pinned_graph() -> Graph:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import Net
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment, SegmentMode, check_cover
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tf_memsaver.search.one_level import THIN_CUTS, OneLevel, candidate_positions
 from tf_memsaver.search.repeats import Repeat, repeats, replayed_until, tilings

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import Net, chain, covers, graphs
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment, SegmentMode
+from tf_memsaver.plan.request import Request
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
 

@@ -17,10 +17,12 @@ from tf_memsaver.errors import (
     InfeasibleOverheadError,
     InvalidRequestError,
 )
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan import registry
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
-from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import curve, planner_names, register_planner, solve
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE

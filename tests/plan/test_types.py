@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from tests.plan.strategies import chain, graphs, requests
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, PlanFormatError, PlanMismatchError
-from tf_memsaver.plan.types import MOST_LEVELS, Plan, Request, Segment, SegmentMode, check_cover
+from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
+from tf_memsaver.plan.plan import MOST_LEVELS, Plan
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE

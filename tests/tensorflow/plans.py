@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
-from tf_memsaver.plan.types import Plan, Request, Segment, SegmentMode
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.program.model_function import ModelFunction

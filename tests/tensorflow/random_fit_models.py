@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
 
 CLASSES = 3
 WIDTH = 8

@@ -15,7 +15,7 @@ from keras import layers
 
 from tests.tensorflow import models
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
 
 WIDTH = 6
 

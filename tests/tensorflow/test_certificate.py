@@ -17,7 +17,7 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import plan_of, segments_of
 from tf_memsaver.capture import keras_model
 from tf_memsaver.errors import CertificationError, InvalidRequestError, MemsaverError, UnsupportedModelError
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.rewrite.keras_model import is_optimized
 

@@ -16,7 +16,7 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand
 from tests.tensorflow.training import batch_for, kept_state
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.saved.export import PLAN_FILE
 
 

@@ -21,7 +21,8 @@ from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of, sequence_of
 from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
-from tf_memsaver.plan.types import Plan, Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program import model_function
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.moved_cuts import MovedCuts, longest_increasing

@@ -33,7 +33,7 @@ from tests.tensorflow.random_fit_models import (
 )
 from tests.tensorflow.training import Record, differing
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.signature import note_inputs
 
 _USUAL = (2, 3, 4, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 6, 9)))

@@ -17,7 +17,7 @@ from tests.tensorflow.plans import plan_of
 from tests.tensorflow.random_models import random_model, random_segments
 from tests.tensorflow.training import assert_identical, differing, train
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.plan.types import SegmentMode
+from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.rewrite.keras_model import make_uncertified
 

@@ -31,7 +31,7 @@ from tests.tensorflow.training import (
 )
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
 
 ROOT = str(Path(__file__).resolve().parents[2])

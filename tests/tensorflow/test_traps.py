@@ -26,8 +26,9 @@ from tests.tensorflow.plans import hand_plan, labels, naive, optimized_between_c
 from tests.tensorflow.training import assert_identical, assert_trains_alike, batch_for, differing, square_loss, train
 from tf_memsaver.capture.keras_model import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Request, Segment, SegmentMode
+from tf_memsaver.plan.request import Request
 from tf_memsaver.program.layer_calls import list_layer_calls
 
 AS_WRITTEN = ("as_written", "eager")

@@ -15,7 +15,7 @@ from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import Kind, Target, check_target
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
 _OF_KERAS = ("input_shape", "optimizer", "loss", "plan", "save_format", "granularity")

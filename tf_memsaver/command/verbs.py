@@ -16,7 +16,7 @@ from tf_memsaver.command.model_source import load_model
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, Kind
 from tf_memsaver.files.writing import written
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress
 from tf_memsaver.units import format_bytes

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator
-from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.units import format_bytes
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import Op
-from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
 
 if TYPE_CHECKING:
     from tf_memsaver.judge.simulate import Simulator

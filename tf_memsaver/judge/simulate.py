@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from tf_memsaver.cost.device import device_named
 from tf_memsaver.ir.graph import Graph, Op, Phase
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger
 from tf_memsaver.judge.schedule import BackwardWriter, Schedule, Step, walk
-from tf_memsaver.plan.types import Segment, SegmentMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ import numpy as np
 
 from tf_memsaver.errors import MissingExtraError
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.oracle.stages import Stages
-from tf_memsaver.plan.types import Segment
 
 TIME_LIMIT = 120.0
 """Seconds that HiGHS gets, if nothing else is said."""

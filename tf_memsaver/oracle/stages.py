@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.schedule import Schedule, Step, walk
 from tf_memsaver.judge.simulate import Simulator
-from tf_memsaver.plan.types import Segment
 from tf_memsaver.search.facts import BackwardOp, Facts
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.judge.simulate import Simulator, Timeline
-from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
 from tf_memsaver.units import format_bytes
 
 WORTH_WHILE = 0.03

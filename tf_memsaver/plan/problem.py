@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from tf_memsaver.errors import CertificationError, HintError, PlanFormatError
 from tf_memsaver.ir.graph import Cut, Graph
+from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
 from tf_memsaver.ir.topology import articulation_points
 from tf_memsaver.judge.simulate import Simulator, Timeline
-from tf_memsaver.plan.types import Request, Segment, SegmentMode, check_cover
+from tf_memsaver.plan.request import Request
 
 if TYPE_CHECKING:
     from tf_memsaver.search.one_level import OneLevel

@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import TypeVar
 
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tf_memsaver.cost.rules import MATRIX_OPS
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import register_planner
-from tf_memsaver.plan.types import Segment
 from tf_memsaver.planners.chen import covered, unless_plain_is_smaller
 from tf_memsaver.search.one_level import borders
 

@@ -9,10 +9,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from tf_memsaver.ir.segments import Segment, SegmentMode, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import register_planner
-from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.search.one_level import borders, tidied
+from tf_memsaver.search.one_level import borders
 
 GREEDY_TRIALS = 24
 """Values of the budget parameter b that the search of ``chen_greedy`` tries."""

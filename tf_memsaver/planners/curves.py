@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from tf_memsaver.ir.segments import tidied
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
-from tf_memsaver.plan.types import Plan
 from tf_memsaver.planners.min_time import choice_of
-from tf_memsaver.search.one_level import tidied
 
 Item = TypeVar("Item")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import register_planner
-from tf_memsaver.plan.types import Segment
 from tf_memsaver.planners.reported import least_reported
 
 

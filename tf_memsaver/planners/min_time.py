@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
+from tf_memsaver.ir.segments import Segment, SegmentMode, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
-from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.search.one_level import Found, OneLevel, tidied
+from tf_memsaver.search.one_level import Found, OneLevel
 
 
 @register_planner("min_time")

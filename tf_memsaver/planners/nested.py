@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.ir.segments import Segment, SegmentMode, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import register_planner
-from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.search.facts import Floats, Ints
-from tf_memsaver.search.one_level import Found, tidied
+from tf_memsaver.search.one_level import Found
 from tf_memsaver.search.polish import polished
 
 SLOTS = 256

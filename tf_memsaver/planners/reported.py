@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from tf_memsaver.ir.segments import Segment, tidied
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment
 from tf_memsaver.planners.chen import chen_greedy, chen_sqrt
 from tf_memsaver.search.labels import INFINITE
-from tf_memsaver.search.one_level import Found, OneLevel, tidied
+from tf_memsaver.search.one_level import Found, OneLevel
 
 LADDER = (1.0, 1.02, 1.06, 1.12, 1.2)
 """Limits to propose plans at, as multiples of the least transient bytes."""

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.options import checked
 from tf_memsaver.plan.advice import advice
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names, register_planner
-from tf_memsaver.plan.types import Plan, Request, Segment
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners import curves
 from tf_memsaver.search.bounds import least_seconds
 from tf_memsaver.search.one_level import Found

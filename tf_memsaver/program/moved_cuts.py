@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.errors import PlanMismatchError
-from tf_memsaver.plan.types import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.grouping import assignments_last, group_calls
 from tf_memsaver.program.model_function import ModelFunction

@@ -10,8 +10,9 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.estimate import Estimate
-from tf_memsaver.plan.types import Plan, Segment, SegmentMode
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:

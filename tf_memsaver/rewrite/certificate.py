@@ -10,8 +10,9 @@ import keras
 from tf_memsaver.capture.keras_model import captured_units
 from tf_memsaver.compat.keras import is_trained
 from tf_memsaver.errors import CertificationError, MemsaverError
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Plan, Request
+from tf_memsaver.plan.request import Request
 from tf_memsaver.program.signature import signature_of
 
 

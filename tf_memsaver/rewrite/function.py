@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.plan.types import Plan
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.rewrite.segments import SegmentedForward
 

@@ -20,8 +20,9 @@ from absl import logging
 
 from tf_memsaver.compat import keras as keras_compat
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.options import refused
-from tf_memsaver.plan.types import Plan, Segment
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.program.model_function import ModelFunction, settings_of
 from tf_memsaver.program.moved_cuts import MovedCuts

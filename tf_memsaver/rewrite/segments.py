@@ -18,8 +18,8 @@ import tensorflow as tf
 from tf_memsaver.compat import keras as keras_compat
 from tf_memsaver.compat.keras import RecordingScope
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names, plain_name
-from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.program.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
 from tf_memsaver.runtime.recompute import Shared, Tensors, recompute
 

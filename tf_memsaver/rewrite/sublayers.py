@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras as keras_compat
 from tf_memsaver.errors import PlanMismatchError
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
-from tf_memsaver.plan.types import Plan, Segment, SegmentMode
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence, Reader
 from tf_memsaver.program.layer_calls import LayerCall, Slot
 from tf_memsaver.program.sublayer_calls import LayerPaths, SublayerCalls

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.plan.types import Segment
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.search.crossing import Flags
 from tf_memsaver.search.facts import Floats, Ints
 from tf_memsaver.search.tables import MODES, Tables

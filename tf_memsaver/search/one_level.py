@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tf_memsaver.ir.segments import Segment, tidied
 from tf_memsaver.judge.simulate import Measured
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.search.labels import INFINITE, Proposal, Search
 from tf_memsaver.search.least_peak import least_peak
 from tf_memsaver.search.repeats import Repeat, repeats, tilings
@@ -282,17 +282,6 @@ class OneLevel:
     def thinned_tables(self, around: Sequence[Segment]) -> Tables:
         """Return tables of about ``THIN_CUTS`` positions, or of all where there are no more (see ``_thinned``)."""
         return self._full.restricted(self._thinned(around))
-
-
-def tidied(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the segments with neighbouring store segments as one, which is the same plan."""
-    tidy: list[Segment] = []
-    for segment in segments:
-        if tidy and tidy[-1].mode is segment.mode is SegmentMode.STORE:
-            tidy[-1] = Segment(start=tidy[-1].start, stop=segment.stop, mode=SegmentMode.STORE)
-        else:
-            tidy.append(segment)
-    return tuple(tidy)
 
 
 def candidate_positions(problem: Problem) -> list[int]:

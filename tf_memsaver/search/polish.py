@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from tf_memsaver.ir.segments import Segment, SegmentMode, tidied
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment, SegmentMode
-from tf_memsaver.search.one_level import Found, candidate_positions, tidied
+from tf_memsaver.search.one_level import Found, candidate_positions
 
 Segments = tuple[Segment, ...]
 Rank = Callable[[Found], tuple[float, ...]]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.search.facts import Ints
 
 LONGEST_PERIOD = 512

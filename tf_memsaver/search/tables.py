@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Measured
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.types import Segment, SegmentMode
 from tf_memsaver.search.costs import Costs, Grid
 from tf_memsaver.search.crossing import crossing
 from tf_memsaver.search.facts import Facts, Floats, Ints

@@ -1,12 +1,11 @@
-"""What a caller asks of a planner (Request), what it answers (Segment, Plan), and the plan's JSON form."""
+"""What a planner answers: a plan, certified and with what is predicted of it; and its JSON form."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,86 +13,15 @@ from tf_memsaver.errors import PlanFormatError, PlanMismatchError
 from tf_memsaver.files.targets import Kind, Target, check_target
 from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
+from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
 from tf_memsaver.options import OPTIONS, checked, choice, number, text, whole
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
-from tf_memsaver.units import format_bytes, shown
+from tf_memsaver.plan.request import Request
+from tf_memsaver.units import format_bytes
 
 SCHEMA_VERSION = 1
-DEFAULT_MAX_OVERHEAD = 0.3
-"""Without a budget: the smallest peak whose predicted step is at most this share longer (design, section 7)."""
-
 MOST_LEVELS = 32
 """Segments within segments that are read from a file. ``nested`` makes 7 for a chain of 128 equal units."""
-
-
-class SegmentMode(enum.Enum):
-    """What happens to a segment's inner activations after the forward pass."""
-
-    STORE = "store"
-    RECOMPUTE = "recompute"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Units ``(start, stop]``: the 0-based units ``start .. stop - 1``, which run, and are replayed, as one function.
-
-    A recompute segment may hold child segments that cover it: they are segments again while it is replayed.
-    """
-
-    start: int
-    stop: int
-    mode: SegmentMode
-    children: tuple[Segment, ...] = ()
-
-    def walk(self) -> Iterator[Segment]:
-        """Yield the segment and all segments below it."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the caller asks: limits, the planner's name, and hints (names or ``fnmatch`` patterns of layers).
-
-    ``budget_bytes`` bounds the peak of a whole training step; ``max_overhead`` bounds the extra predicted step time as
-    a share of the plain step. ``keep`` layers are never replayed, ``recompute`` layers always are, and where
-    ``candidates`` are given, segments end only behind them. ``granularity`` says what a unit of the plan is: a call of
-    a layer (``"layer"``) or a few operations (``"op"``). ``profile`` says that times were to be measured on the device
-    at hand, operation by operation.
-    """
-
-    budget_bytes: int | None = None
-    max_overhead: float | None = None
-    strategy: str = "auto"
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    candidates: tuple[str, ...] = ()
-    granularity: str = "layer"
-    profile: bool = False
-
-    def checked(self) -> Request:
-        """Return the request with every field checked (see ``options``) and as we use it.
-
-        Raises:
-          InvalidRequestError: a field has a value of no meaning.
-        """
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Request(budget_bytes=checked(budget=fields.pop("budget_bytes"))["budget"], **checked(**fields))
-
-    @classmethod
-    def from_json(cls, fields: Fields) -> Request:
-        """Read a request from the fields that a plan's JSON has of it; one that is not there has its default.
-
-        Raises:
-          PlanFormatError: a field is unknown or malformed.
-        """
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = [name for name in fields.names() if name not in known]
-        if unknown:
-            raise malformed(fields.place, f"has a field {shown(unknown[0])} that this version does not know")
-        checks = {name: whole(1) if name == "budget_bytes" else OPTIONS[name].check for name in fields.names()}
-        return cls(**{name: fields.get(name, check) for name, check in checks.items() if name in fields})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,26 +200,6 @@ class Plan:
             f"{self.step_overhead:+.1%}; {len(self.recomputed_units)} of {len(self.labels)} {layers} are recomputed, "
             f"in {segments} segments (planner {self.planner}, batch size {self.batch_size})"
         )
-
-
-def check_cover(segments: Sequence[Segment], start: int, stop: int) -> None:
-    """Check that segments are contiguous, not empty, and cover ``(start, stop]``; and so for their children.
-
-    Raises:
-      PlanFormatError: it names the first position that is wrong.
-    """
-    position = start
-    for segment in segments:
-        span = f"segment ({segment.start}, {segment.stop}]"
-        if segment.start != position or segment.stop <= segment.start:
-            raise PlanFormatError(f"{span} does not follow position {position}")
-        if segment.children:
-            if segment.mode is not SegmentMode.RECOMPUTE:
-                raise PlanFormatError(f"{span} stores, so it cannot have children")
-            check_cover(segment.children, segment.start, segment.stop)
-        position = segment.stop
-    if position != stop:
-        raise PlanFormatError(f"segments end at position {position}, and must cover the units up to {stop}")
 
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:

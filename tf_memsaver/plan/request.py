@@ -1,0 +1,57 @@
+"""What a caller asks of a planner."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from tf_memsaver.options import OPTIONS, checked, whole
+from tf_memsaver.plan.fields import Fields, malformed
+from tf_memsaver.units import shown
+
+DEFAULT_MAX_OVERHEAD = 0.3
+"""Without a budget: the smallest peak whose predicted step is at most this share longer (design, section 7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the caller asks: limits, the planner's name, and hints (names or ``fnmatch`` patterns of layers).
+
+    ``budget_bytes`` bounds the peak of a whole training step; ``max_overhead`` bounds the extra predicted step time as
+    a share of the plain step. ``keep`` layers are never replayed, ``recompute`` layers always are, and where
+    ``candidates`` are given, segments end only behind them. ``granularity`` says what a unit of the plan is: a call of
+    a layer (``"layer"``) or a few operations (``"op"``). ``profile`` says that times were to be measured on the device
+    at hand, operation by operation.
+    """
+
+    budget_bytes: int | None = None
+    max_overhead: float | None = None
+    strategy: str = "auto"
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
+    granularity: str = "layer"
+    profile: bool = False
+
+    def checked(self) -> Request:
+        """Return the request with every field checked (see ``options``) and as we use it.
+
+        Raises:
+          InvalidRequestError: a field has a value of no meaning.
+        """
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return Request(budget_bytes=checked(budget=fields.pop("budget_bytes"))["budget"], **checked(**fields))
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Request:
+        """Read a request from the fields that a plan's JSON has of it; one that is not there has its default.
+
+        Raises:
+          PlanFormatError: a field is unknown or malformed.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = [name for name in fields.names() if name not in known]
+        if unknown:
+            raise malformed(fields.place, f"has a field {shown(unknown[0])} that this version does not know")
+        checks = {name: whole(1) if name == "budget_bytes" else OPTIONS[name].check for name in fields.names()}
+        return cls(**{name: fields.get(name, check) for name, check in checks.items() if name in fields})
