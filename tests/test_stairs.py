@@ -147,6 +147,72 @@ def test_what_comes_from_elsewhere(module: str):
             assert not name.startswith(PRIVATE), f"{module}:{line} imports {name}: private things are in compat/"
 
 
+PUBLIC = {"_exit", "_replace"}
+"""Names with an underscore in front that Python documents: of ``os``, and of named tuples."""
+
+BY_NAME = ("delattr", "getattr", "hasattr", "setattr")
+"""Functions and methods that take the name of an attribute."""
+
+
+def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each access to something private of an object that is not the method's own.
+
+    What the same file defines, as an attribute of ``self`` or in the body of a class, is no other's.
+    """
+    own = set(PUBLIC)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
+            own.add(node.attr)
+        elif isinstance(node, ast.ClassDef):
+            own.update(name for each in node.body for name in _defined(each))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not _is_own(node.value):
+            name = node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).strip("_").endswith(BY_NAME):
+            name = next((a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)), "")
+        else:
+            continue
+        if name.startswith("_") and name not in own and (not name.endswith("__") or name == "__internal__"):
+            yield node.lineno, name
+
+
+def _is_own(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.FunctionDef):
+        return [statement.name]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_private_of_others_is_reached_in_compat(module: str):
+    if room(module) != "compat":
+        assert list(private_names(ast.parse(MODULES[module].read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("graph._functions", ["_functions"]),
+        ("graph._names_in_use[name] = 1", ["_names_in_use"]),
+        ("self._graph._add_function(function)", ["_add_function"]),
+        ("getattr(function, '_inference_function', None)", ["_inference_function"]),
+        ("object.__setattr__(model, '_layers', [])", ["_layers"]),
+        ("tf.__internal__.FuncGraph", ["__internal__"]),
+        ("model._losses; self._losses", ["_losses"]),
+        ("class A:\n    _mine: int\n    def one(self, other): return other._mine", []),
+        ("class A:\n    def one(self, other): self._mine = other._mine", []),
+        ("type(model).__name__", []),
+        ("step._replace(seconds=1)", []),
+    ],
+)
+def test_what_is_private_of_others(code: str, found: list[str]):
+    assert [name for _, name in private_names(ast.parse(code))] == found
+
+
 def test_the_rules_fail_for_the_house_of_version_0_1():
     """``house_0_1.txt`` has the imports of that version, one module a line, with lazy ones and those for types."""
     lines = (Path(__file__).parent / "house_0_1.txt").read_text(encoding="utf-8").splitlines()

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_models
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
@@ -139,11 +139,11 @@ class _NaiveForward:
         self._sequence, self._plan, self._capture_skips = sequence, plan, capture_skips
 
     def __call__(self, model: Any, args: Any, kwargs: Any) -> Any:
-        functional, training = keras_compat.inner_functional(model), kwargs["training"]
+        functional, training = keras_models.inner_functional(model), kwargs["training"]
         names = Names.of_model()
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(
-            self._sequence.inputs, keras_compat.standardize_inputs(functional, args[0]), strict=True
+            self._sequence.inputs, keras_models.standardize_inputs(functional, args[0]), strict=True
         ):
             slots[slot] = tensor
         for segment in self._plan.segments:
@@ -167,7 +167,7 @@ class _NaiveForward:
             outputs = tf.recompute_grad(run)(*[slots[slot] for slot in arguments])
             for slot, tensor in zip(made, outputs, strict=True):
                 slots[slot] = tensor
-        return keras_compat.pack_outputs(functional, [slots[slot] for slot in self._sequence.outputs])
+        return keras_models.pack_outputs(functional, [slots[slot] for slot in self._sequence.outputs])
 
     def _run(self, calls: Any, slots: list[Any], training: bool, names: Names) -> None:
         for call in calls:

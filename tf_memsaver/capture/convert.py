@@ -11,6 +11,7 @@ from tf_memsaver.capture.cuts import joined_positions
 from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep, trace_step
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import Device, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
@@ -18,7 +19,6 @@ from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import free_dimension_is
 from tf_memsaver.tfgraph.operations import costs_of, spec_of, tensor_bytes, viewed_input
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 
 TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""

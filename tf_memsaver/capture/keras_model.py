@@ -14,7 +14,8 @@ from absl import logging
 
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.step import Placeholders, Weight
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_models, keras_training, keras_variables
+from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
@@ -26,7 +27,6 @@ from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.program.model_function import ModelFunction, settings_of
 from tf_memsaver.program.signature import check_model
 from tf_memsaver.program.sublayer_calls import SublayerCalls
-from tf_memsaver.tfgraph.unallocated import variables_unallocated
 
 _CAPTURED: weakref.WeakKeyDictionary[Any, dict[Any, Graph]] = weakref.WeakKeyDictionary()
 """By model and how it was captured: its graph without values and operations."""
@@ -101,8 +101,8 @@ def _how(model: Any, batch_size: int, granularity: str) -> Any:
 def _source(model: Any, batch_size: int, granularity: str) -> KerasStep:
     if granularity == "layer" and not runs_as_python(model):
         return KerasStep(model, batch_size)
-    for layer in model._flatten_layers(include_self=False):
-        if keras_compat.own_class(layer) is not type(layer):
+    for layer in keras_models.all_layers(model)[1:]:
+        if keras_models.own_class(layer) is not type(layer):
             raise UnsupportedModelError(
                 f"'{layer.name}' inside of model '{model.name}' has a plan already, and trains by it. Call the model "
                 f"as it is, or put the plain network back in its place first: tf_memsaver.strip(network)."
@@ -149,13 +149,13 @@ class KerasStep:
         self._model, self._batch_size = model, batch_size
         self.name: str = model.name
         self.sequence = self._sequence()
-        trained = [v for v in model.trainable_variables if keras_compat.is_trained(v)]
-        local = [keras_compat.local_variable(v) for v in trained]
+        trained = [v for v in model.trainable_variables if keras_variables.is_trained(v)]
+        local = [keras_variables.local_variable(v) for v in trained]
         self.weights = [
             Weight(path=v.path, variable=variable, owner=v, is_distributed=variable is not v.value)
             for v, variable in zip(trained, local, strict=True)
         ]
-        self._kept = KeptObjects(*keras_compat.compiled_parts(model))
+        self._kept = KeptObjects(*keras_training.compiled_parts(model))
         self._stand_in = batch.needs_stand_in(model, batch_size)
         self._slots: list[Any] = []
         try:
@@ -169,7 +169,7 @@ class KerasStep:
 
         It is left as it was by ``close``.
         """
-        optimizer = keras_compat.own_optimizer(self._model)
+        optimizer = keras_training.own_optimizer(self._model)
         if optimizer is None or not trained:
             return None
         strategy = self._model.distribute_strategy
@@ -199,14 +199,14 @@ class KerasStep:
         variables += [(v, MemoryKind.OPTIMIZER) for v in self._slots]
         found: dict[int, tuple[str, tf.Variable, MemoryKind]] = {}
         for each, kind in variables:
-            variable = keras_compat.local_variable(each)
+            variable = keras_variables.local_variable(each)
             found.setdefault(id(variable), (getattr(each, "path", each.name), variable, kind))
         return list(found.values())
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the inputs of the model and convert them as its call does."""
-        functional = keras_compat.inner_functional(self._model)
-        return keras_compat.standardize_inputs(functional, self._made_inputs(placeholders))
+        functional = keras_models.inner_functional(self._model)
+        return keras_models.standardize_inputs(functional, self._made_inputs(placeholders))
 
     def _made_inputs(self, placeholders: Placeholders) -> Any:
         self._x = batch.pack_inputs(self._model, placeholders(input_specs(self._model, self._batch_size)))
@@ -233,15 +233,15 @@ class KerasStep:
         self._slots = KeptObjects(self.optimizer).variables
 
     def _results(self, outputs: list[Any]) -> Any:
-        return keras_compat.pack_outputs(keras_compat.inner_functional(self._model), outputs)
+        return keras_models.pack_outputs(keras_models.inner_functional(self._model), outputs)
 
     def losses_of(self, operation: Any) -> list[Any]:
         """Return the losses that a layer has added."""
-        return keras_compat.losses_of(operation)
+        return keras_training.losses_of(operation)
 
     def seen_through(self, output: Any) -> list[Any]:
         """Return the logits that a Keras loss takes instead of ``output``: it looks through softmax and sigmoid."""
-        logits = keras_compat.get_logits(output)
+        logits = keras_training.get_logits(output)
         if logits is not None:
             return [logits]
         last = output.op if isinstance(output, tf.Tensor) else None
@@ -249,7 +249,7 @@ class KerasStep:
 
     def close(self) -> None:
         """Forget the losses that tracing added to the layers, and put optimizer, losses and metrics back."""
-        self._model._clear_losses()
+        keras_training.clear_losses(self._model)
         self._kept.restore()
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context, execute
 
+from tf_memsaver.compat.eager import operation_by_itself
 from tf_memsaver.ir.graph import Op
 
 RUNS = 5
@@ -73,8 +73,8 @@ class _Alone:
         attributes = tuple(each for pair in zip(names, map(_as_number, own), strict=True) for each in pair)
         try:
             inputs = [_made_up(tensor) for tensor in operation.inputs]
-            run = (operation.type.encode(), len(operation.outputs), inputs, attributes, context.context())
-            return max(0.0, _shortest(lambda: execute.execute(*run)) - self._launch)
+            run = operation_by_itself(operation.type, inputs, attributes, len(operation.outputs))
+            return max(0.0, _shortest(run) - self._launch)
         except (tf.errors.OpError, TypeError, ValueError):
             # No kernel that runs by itself, or values that mean something to it.
             return None

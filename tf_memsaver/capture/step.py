@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
 from tf_memsaver.parity.names import Names
@@ -145,7 +146,7 @@ def trace_step(source: StepSource) -> TracedStep:
             f"'{source.name}' has no trainable weights, so a training step keeps nothing. "
             f"Set trainable=True on the layers to be trained before optimizing."
         )
-    graph = tf.__internal__.FuncGraph("memsaver_step")
+    graph = FuncGraph("memsaver_step")
     step = TracedStep(graph=graph)
     with graph.as_default():
         _Tracer(source, step).run()

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from tf_memsaver.check.tether import tether
 from tf_memsaver.check.training_step import KeptState, TrainingStep
-from tf_memsaver.compat import keras as keras_compat
-from tf_memsaver.compat.keras import own_optimizer
+from tf_memsaver.compat import keras_copies, keras_models
+from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import MeasurementError
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options import checked
@@ -117,7 +117,7 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
             "batch_size": batch_size,
             "mode": mode,
             "steps": steps,
-            "safe_mode": keras_compat.loads_in_safe_mode(),
+            "safe_mode": keras_copies.loads_in_safe_mode(),
             "custom_objects": [dataclasses.asdict(each) for each in custom_objects(model, path)],
         }
         result = os.path.join(folder, "result.json")
@@ -186,7 +186,7 @@ def custom_objects(model: Any, path: str) -> list[CustomObject]:
     They are the registered classes and functions, and the classes of the model's own parts. What the file says of
     modules is not read: whoever wrote a file would say what is imported.
     """
-    classes = set(map(keras_compat.own_class, keras_compat.parts_of(model)))
+    classes = set(map(keras_models.own_class, keras_copies.parts_of(model)))
     live = {keras.saving.get_registered_name(each): each for each in classes}
     live.update(keras.saving.get_custom_objects())
     with zipfile.ZipFile(path) as archive:

@@ -8,10 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat.keras import compiled_parts, is_trained
+from tf_memsaver.compat.keras_training import compiled_parts
+from tf_memsaver.compat.keras_variables import is_trained
+from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs
 
 
 class KeptState:

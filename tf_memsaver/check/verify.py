@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,8 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.check.training_step import KeptState, TrainingStep
-from tf_memsaver.compat.keras import own_optimizer
+from tf_memsaver.compat.eager import deterministic_operations
+from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import checked
 from tf_memsaver.program import batch
@@ -164,25 +164,11 @@ def _compared(model: Any, optimized: Any, batch_size: int, steps: int, mode: str
 
         repeated = trained(model, plain_step)
         deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, repeated))
-        with _deterministic_ops() if deterministic else contextlib.nullcontext():
+        with deterministic_operations() if deterministic else contextlib.nullcontext():
             if deterministic:
                 plain = trained(model, trial.step_of(model))
             other = trained(optimized, trial.step_of(optimized))
     return _compare(plain, other), deterministic
-
-
-@contextlib.contextmanager
-def _deterministic_ops() -> Iterator[None]:
-    """Enable op determinism and leave it as it was; TensorFlow 2.21 offers the way back in its own module only."""
-    from tensorflow.python.framework import config
-
-    enabled = config.is_op_determinism_enabled()
-    tf.config.experimental.enable_op_determinism()
-    try:
-        yield
-    finally:
-        if not enabled:
-            config.disable_op_determinism()
 
 
 Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_training
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.signature import signature_of
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 
 
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
@@ -148,9 +148,9 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
         x, y, outputs = (pack(model, list(part)) for pack, part in zip(packs, given, strict=True))
         return training_loss(model, x, y, outputs)
 
-    model._clear_losses()
+    keras_training.clear_losses(model)
     try:
-        with tf.init_scope(), KeptObjects(*keras_compat.compiled_parts(model)), gradients_end_with_graphs():
+        with tf.init_scope(), KeptObjects(*keras_training.compiled_parts(model)), gradients_end_with_graphs():
             signature = [[_free(spec) if run else spec for spec in part] for part in parts]
             concrete = tf.function(computed, autograph=False, input_signature=signature).get_concrete_function()
             if run:
@@ -169,7 +169,7 @@ def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
         )
         return True
     finally:
-        model._clear_losses()
+        keras_training.clear_losses(model)
     return False
 
 

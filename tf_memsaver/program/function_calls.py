@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.record import stop_recording
 
+from tf_memsaver.compat.graphs import FuncGraph, call_on_flat_tensors
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
+from tf_memsaver.compat.tapes import stop_recording
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.grouping import assignments_last, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
 """Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and
@@ -164,12 +165,11 @@ class FunctionCalls:
         """
         if all(call.operation.type not in _STATEFUL_CALLS for call in calls):
             return False
-        graph = tf.__internal__.FuncGraph("gradient")
+        graph = FuncGraph("gradient")
         with gradients_end_with_graphs(), graph.as_default():
             arguments = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in self.argument_specs]
             with tf.GradientTape() as tape:
-                # By flat tensors, which no public call takes.
-                results = concrete._call_flat(arguments, self._captures)
+                results = call_on_flat_tensors(concrete, arguments, self._captures)
             flat = tf.nest.flatten(results, expand_composites=True)
             floats = [tensor for tensor in flat if tensor is not None and tensor.dtype.is_floating]
             tape.gradient(floats, [variable for variable in self.variables if variable.trainable])

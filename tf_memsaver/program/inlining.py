@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
+from tf_memsaver.compat.graphs import FuncGraph, gradient_function
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.calls import ADDITIONS
 from tf_memsaver.program.op_calls import Constant, CustomGradient, Gathering, OpCall, without
@@ -21,7 +22,6 @@ from tf_memsaver.tfgraph.operations import (
     library_function,
     own_outputs,
 )
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 
 LARGEST_REPEATED_CONSTANT = 16384
 """Bytes. Smaller constants are made anew where they are read, so that shapes stay known inside segments."""
@@ -147,10 +147,10 @@ class Inliner:
         if not has_custom_gradient(operation):
             return None
         with operation.graph.as_default(), gradients_end_with_graphs():
-            graph = tf.__internal__.FuncGraph("gradient")
+            graph = FuncGraph("gradient")
             with graph.as_default():
                 upstream = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
-                found = ops.get_gradient_function(operation)(operation, *upstream)
+                found = gradient_function(operation)(operation, *upstream)
                 results = [None if t is None else tf.convert_to_tensor(t) for t in found]
         missing = [external.name for external, _ in graph.captures if id(external) not in slots]
         if missing:

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import ADDITIONS, CallSequence, Reader
@@ -40,7 +40,7 @@ class ModelEntry:
 
     def __call__(self, inputs: Any) -> list[Any]:
         """Return the flat, converted inputs."""
-        return keras_compat.standardize_inputs(self._functional, inputs)
+        return keras_models.standardize_inputs(self._functional, inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class LayerCall:
     def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
         """Call the operation on the tensors in ``slots``; return its flat outputs."""
         for model, given in self.enclosing:
-            training = keras_compat.training_seen_by(model, given, training)
+            training = keras_calls.training_seen_by(model, given, training)
         if isinstance(self.operation, ModelEntry):
             scope = names.entered(self.number, self.home, self.operation.scope)
         else:
@@ -91,7 +91,7 @@ class LayerCall:
 
         args = keras.tree.map_structure(fill, self.args)
         kwargs = keras.tree.map_structure(fill, self.kwargs)
-        bound = keras_compat.bind_training(self.operation, training)
+        bound = keras_calls.bind_training(self.operation, training)
         with scope:
             made = keras.tree.flatten(bound(*args, **kwargs))
         # Like Keras: a layer may return more than it said it would (GroupQueryAttention's scores in Keras 3.12).
@@ -104,7 +104,7 @@ def runs_as_python(model: Any) -> bool:
     That is so for a model with a ``call`` of its own, and for a Functional one where a layer of a user's, one of its
     kind, holds the blocks (an encoder).
     """
-    if keras_compat.inner_functional(model) is None:
+    if keras_models.inner_functional(model) is None:
         return True
     layers = [call.operation for call in list_layer_calls(model).calls]
     kinds = Counter(type(layer) for layer in {id(layer): layer for layer in layers}.values())
@@ -114,13 +114,13 @@ def runs_as_python(model: Any) -> bool:
 def _holds_blocks(layer: Any) -> bool:
     if not _is_users_own(layer):
         return False
-    inside = [each for each in keras_compat.sublayers(layer) if keras_compat.sublayers(each)]
+    inside = [each for each in keras_models.sublayers(layer) if keras_models.sublayers(each)]
     kinds = Counter(type(each) for each in inside if _is_users_own(each))
     return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, inside))
 
 
 def _is_users_own(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.Layer) and not keras_compat.is_built_in(layer)
+    return isinstance(layer, keras.layers.Layer) and not keras_models.is_built_in(layer)
 
 
 def check_supported(model: Any) -> Any:
@@ -130,7 +130,7 @@ def check_supported(model: Any) -> Any:
       UnsupportedModelError: another Keras backend, an unbuilt model, or a model whose ``call`` is its own Python code.
     """
     check_model(model)
-    functional = keras_compat.inner_functional(model)
+    functional = keras_models.inner_functional(model)
     if functional is not None:
         return functional
     raise UnsupportedModelError(
@@ -184,7 +184,7 @@ class _Flattener:
         def to_slot(leaf: Any) -> Any:
             return Slot(slot_of[id(leaf)]) if isinstance(leaf, keras.KerasTensor) else leaf
 
-        for node in keras_compat.nodes_in_order(functional):
+        for node in keras_models.nodes_in_order(functional):
             if any(id(tensor) not in slot_of for tensor in node.input_tensors):
                 continue
             args, kwargs = node.arguments.convert(to_slot)
@@ -213,7 +213,7 @@ class _Flattener:
         """Return the graph of a nested model that can be flattened here; anything unusual stays one call."""
         if not isinstance(operation, keras.Model):
             return None
-        inner = keras_compat.inner_functional(operation)
+        inner = keras_models.inner_functional(operation)
         others = keras.tree.flatten([value for name, value in kwargs.items() if name != "training"])
         plain_call = len(args) == 1 and all(value is None for value in others)
         own_state = operation.activity_regularizer is not None

@@ -8,14 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_calls, keras_models, keras_training, keras_variables
+from tf_memsaver.compat.released import release
 from tf_memsaver.parity.scopes import unscoped_operations
 from tf_memsaver.program.batch import pack_inputs
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.function_calls import FunctionCalls, by_size
 from tf_memsaver.program.op_calls import OpCall
 from tf_memsaver.program.signature import signature_of, trace_call, usual_arguments
-from tf_memsaver.tfgraph.released import release
 
 
 class ModelFunction:
@@ -45,22 +45,22 @@ class ModelFunction:
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
             return {
-                "losses": keras_compat.losses_of(model),
-                "masks": [keras_compat.get_keras_mask(tensor) for tensor in made],
-                "logits": [keras_compat.get_logits(tensor) for tensor in made],
+                "losses": keras_training.losses_of(model),
+                "masks": [keras_calls.get_keras_mask(tensor) for tensor in made],
+                "logits": [keras_training.get_logits(tensor) for tensor in made],
                 "outputs": made,
             }
 
         concrete = trace_call(model, traced, self.specs(model))
         scopes = {operation.name.partition("/")[0] for operation in concrete.graph.get_operations() if operation.inputs}
         self.scope = min(scopes, key=lambda name: not name.startswith(model.name))
-        frozen = [keras_compat.local_variable(v) for v in model.variables if not v.trainable]
+        frozen = [keras_variables.local_variable(v) for v in model.variables if not v.trainable]
         self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group, frozen=frozen)
         release(concrete.graph)
 
     def specs(self, model: Any) -> list[tf.TensorSpec]:
         """Return the specs of the flat inputs that the call is traced with."""
-        functional = keras_compat.inner_functional(model)
+        functional = keras_models.inner_functional(model)
         cast = model.compute_dtype if functional is None and model.autocast else None
         return [_spec(tensor, cast) for tensor in keras.tree.flatten(signature_of(model).inputs)]
 
@@ -76,9 +76,9 @@ class ModelFunction:
 
     def flat_inputs(self, model: Any, inputs: Any) -> list[Any]:
         """Return the flat tensors that the function takes for what ``model`` is called with."""
-        functional = keras_compat.inner_functional(model)
+        functional = keras_models.inner_functional(model)
         if functional is not None:
-            return keras_compat.standardize_inputs(functional, inputs)
+            return keras_models.standardize_inputs(functional, inputs)
         specs = self.calls.argument_specs
         return [tf.cast(each, spec.dtype) for each, spec in zip(keras.tree.flatten(inputs), specs, strict=True)]
 
@@ -90,9 +90,9 @@ class ModelFunction:
             keras.layers.Layer.add_loss(model, loss)
         for output, mask, logits in zip(result["outputs"], result["masks"], result["logits"], strict=True):
             if mask is not None:
-                keras_compat.set_keras_mask(output, mask)
+                keras_calls.set_keras_mask(output, mask)
             if logits is not None:
-                keras_compat.set_logits(output, logits)
+                keras_training.set_logits(output, logits)
         return keras.tree.pack_sequence_as(self._structure, result["outputs"])
 
 
@@ -104,5 +104,5 @@ def _spec(tensor: Any, cast: str | None) -> tf.TensorSpec:
 
 def settings_of(model: Any) -> tuple[bool, ...]:
     """Return what of a model decides what its call traces, and may change later: the ``trainable`` flags."""
-    flags = [layer.trainable for layer in model._flatten_layers()]
+    flags = [layer.trainable for layer in keras_models.all_layers(model)]
     return (*flags, *(variable.trainable for variable in model.variables))

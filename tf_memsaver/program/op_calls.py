@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import resource_variable_ops
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_variables
+from tf_memsaver.compat.tapes import variable_accessed
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import ADDITIONS, Reader
@@ -57,7 +57,7 @@ class Gathering:
 
 
 def _present(after: Sequence[int | Gathering], slots: dict[int, Any], named: Naming) -> list[Any]:
-    if after and keras_compat.recording_scope() is not None:
+    if after and keras_variables.recording_scope() is not None:
         # A segment lacks who else waits, without whom a NoOp goes away and takes what it implied along.
         after = slots_of(after)
     found = (slots.get(each) if isinstance(each, int) else each.run(slots, named) for each in after)
@@ -131,7 +131,7 @@ class OpCall:
         """
         label = named(self.label)
         for variable in self.variables:
-            resource_variable_ops.variable_accessed(variable)
+            variable_accessed(variable)
         if self.operation.type == "ReadVariableOp" and self.variables:
             with tf.name_scope(f"{tf.get_current_name_scope()}/{label.rpartition('/')[0]}/".lstrip("/")):
                 slots[self.outputs[0]] = self.variables[0].value()

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_models, keras_training
 from tf_memsaver.compat.backend import check_backend
+from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
-from tf_memsaver.tfgraph.released import gradients_end_with_graphs, release
 from tf_memsaver.units import shown
 
 
@@ -50,9 +50,9 @@ def check_model(model: Any) -> None:
             f"are not supported here; build the model with Keras 3."
         )
     check_backend()
-    if keras_compat.has_no_call(model):
+    if keras_models.has_no_call(model):
         raise _without_a_call(model)
-    if isinstance(model, keras.Sequential) and keras_compat.inner_functional(model) is None:
+    if isinstance(model, keras.Sequential) and keras_models.inner_functional(model) is None:
         raise UnsupportedModelError(
             f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
             f"model.build((None, ...)) with the input shape."
@@ -204,7 +204,7 @@ def _spec_of_text(text: str) -> tf.TensorSpec:
 
 def usual_arguments(model: Any) -> dict[str, Any]:
     """Return what ``fit`` calls a model with, beside its inputs: a call that takes no ``training`` is given none."""
-    return {"training": True} if keras_compat.takes_training(model) else {}
+    return {"training": True} if keras_training.takes_training(model) else {}
 
 
 def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any:
@@ -213,7 +213,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
     Raises:
       UnsupportedModelError: it cannot be traced.
     """
-    model._clear_losses()
+    keras_training.clear_losses(model)
     try:
         with tf.init_scope(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
@@ -222,12 +222,12 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
         reason = str(error).partition("Arguments received by")[0].strip().splitlines()[-1]
         raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
     finally:
-        model._clear_losses()
+        keras_training.clear_losses(model)
 
 
 def _graph_of(model: Any) -> Any | None:
     """Return the Functional graph that says what a model is called with, even where its own ``call`` takes over."""
-    return model if isinstance(model, keras_compat.Functional) else keras_compat.inner_functional(model)
+    return model if isinstance(model, keras_models.Functional) else keras_models.inner_functional(model)
 
 
 def _single(structure: Any) -> Any:

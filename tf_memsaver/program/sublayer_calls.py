@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import ASSIGNMENTS, Reader
 from tf_memsaver.program.grouping import group_calls
@@ -77,7 +77,7 @@ def sections_of(root: TracedLayer) -> list[TracedLayer]:
 
 
 def _holds_blocks(call: TracedLayer) -> bool:
-    if keras_compat.is_built_in(call.layer) and not isinstance(call.layer, keras.Model):
+    if keras_models.is_built_in(call.layer) and not isinstance(call.layer, keras.Model):
         return False
     kinds = Counter(type(child.layer) for child in call.children if child.children)
     return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, call.children))
@@ -144,7 +144,7 @@ class SublayerCalls(ModelFunction):
         self._graph = tf.compat.v1.get_default_graph()
         self._root = TracedLayer(layer=model, path="", start=0)
         recorder = _Recorder(self._root, self._graph)
-        with keras_compat.layer_calls_go_to(recorder):
+        with keras_calls.layer_calls_go_to(recorder):
             return model(inputs, **self.arguments)
 
     def group(
@@ -180,9 +180,9 @@ class SublayerCalls(ModelFunction):
 
 def _is_network(layer: Any) -> bool:
     """Whether a layer is a network that can be optimized by itself, and is not."""
-    is_plain = keras_compat.own_class(layer) is type(layer)
-    functional = keras_compat.inner_functional(layer) if isinstance(layer, keras.Model) and is_plain else None
-    return functional is not None and len(keras_compat.nodes_in_order(functional)) > 2
+    is_plain = keras_models.own_class(layer) is type(layer)
+    functional = keras_models.inner_functional(layer) if isinstance(layer, keras.Model) and is_plain else None
+    return functional is not None and len(keras_models.nodes_in_order(functional)) > 2
 
 
 class _Recorder:
@@ -214,7 +214,7 @@ class _Recorder:
 
 
 def _with_masks(leaves: Sequence[Any]) -> list[Any]:
-    masks = [keras_compat.get_keras_mask(leaf) for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    masks = [keras_calls.get_keras_mask(leaf) for leaf in leaves if isinstance(leaf, tf.Tensor)]
     return [*leaves, *(mask for mask in masks if mask is not None)]
 
 

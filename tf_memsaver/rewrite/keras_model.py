@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_training, tapes
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.options import refused
@@ -72,7 +72,7 @@ class OptimizedModel:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return keras_compat.unpickled_by_keras(super().__reduce__())  # type: ignore[arg-type]
+        return keras_copies.unpickled_by_keras(super().__reduce__())  # type: ignore[arg-type]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
@@ -105,13 +105,13 @@ class _LayerForward:
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         given = _arguments(model, args, kwargs)
-        functional = keras_compat.inner_functional(model)
-        flat = keras_compat.standardize_inputs(functional, given["inputs"])
+        functional = keras_models.inner_functional(model)
+        flat = keras_models.standardize_inputs(functional, given["inputs"])
         if given["mask"] is not None:
             for tensor, its_mask in zip(flat, keras.tree.flatten(given["mask"]), strict=False):
                 if its_mask is not None:
-                    keras_compat.set_keras_mask(tensor, its_mask)
-        return keras_compat.pack_outputs(functional, self._forward(flat, training=given["training"]))
+                    keras_calls.set_keras_mask(tensor, its_mask)
+        return keras_models.pack_outputs(functional, self._forward(flat, training=given["training"]))
 
 
 class _Traced(NamedTuple):
@@ -219,7 +219,7 @@ class _OpForward:
                 "Make the plan with granularity='layer'."
             )
         inputs, *others = _arguments(model, args, kwargs).items()
-        training = keras_compat.training_of_call()
+        training = keras_calls.training_of_call()
         arguments: dict[str, Any] = {} if training is None else {"training": training}
         for name, value in others:
             # Keras gives a model of several inputs a list of their masks, though none has one.
@@ -267,7 +267,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
     if not isinstance(plan, Plan):
         raise refused("plan", "a Plan (Plan.load reads one from a file)", plan)
     optimized = make_uncertified(model, plan)
-    certify(model, plan, lambda: _same_model(model, keras_compat.own_class(model)))
+    certify(model, plan, lambda: _same_model(model, keras_models.own_class(model)))
     return optimized
 
 
@@ -275,7 +275,7 @@ def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
     check_model(model)
     forward = _forward_of(model, plan)
-    base = keras_compat.own_class(model)
+    base = keras_models.own_class(model)
     optimized = _same_model(model, _optimized_class(base))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
     object.__setattr__(optimized, "_memsaver", (plan, forward))
@@ -286,7 +286,7 @@ def strip(model: Any) -> Any:
     """Return the plain model, over the same layers and variables, of an optimized one; a plain model as it is."""
     if not is_optimized(model):
         return model
-    return _compiled_like(model, _same_model(model, keras_compat.own_class(model)))
+    return _compiled_like(model, _same_model(model, keras_models.own_class(model)))
 
 
 def another(model: Any) -> Any:
@@ -327,7 +327,7 @@ def _may_be_differentiated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     """Whether a gradient may be taken of what a running call returns: in training, or where a tape may record it."""
     if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten((args, kwargs))):
         return False
-    return bool(keras_compat.training_of_call()) or keras_compat.tape_may_record()
+    return bool(keras_calls.training_of_call()) or tapes.could_possibly_record()
 
 
 def _call_of(base: Any) -> Any:
@@ -363,7 +363,7 @@ def _optimized_class(base: Any) -> type:
             "memsaver_base": base,
         }
         made = type(base.__name__, (OptimizedModel, base), attributes)
-        keras_compat.serialize_class_as(made, OptimizedModel)
+        keras_copies.serialize_class_as(made, OptimizedModel)
         _CLASSES[base] = made
     return _CLASSES[base]
 
@@ -385,16 +385,16 @@ def _same_model(model: Any, cls: Any) -> Any:
     made = cls.__new__(cls)
     if isinstance(model, keras.Sequential):
         keras.Sequential.__init__(made, name=model.name)
-        keras_compat.share_sequential(model, made)
-    elif isinstance(model, keras_compat.Functional):
-        keras_compat.Functional.__init__(made, model.input, model.output, name=model.name)
+        keras_copies.share_sequential(model, made)
+    elif isinstance(model, keras_models.Functional):
+        keras_models.Functional.__init__(made, model.input, model.output, name=model.name)
     else:
         keras.Model.__init__(made, name=model.name)
-    keras_compat.share_attributes(model, made)
-    if isinstance(model, keras_compat.Functional):
-        keras_compat.share_order(model, made)
+    keras_copies.share_attributes(model, made)
+    if isinstance(model, keras_models.Functional):
+        keras_copies.share_order(model, made)
     elif not isinstance(model, keras.Sequential):
-        keras_compat.share_layers(model, made)
+        keras_copies.share_layers(model, made)
     share_signature(model, made)
     return made
 
@@ -402,7 +402,7 @@ def _same_model(model: Any, cls: Any) -> Any:
 def _compiled_like(model: Any, made: Any) -> Any:
     """Compile ``made`` as ``model`` is, with the same optimizer object: they train the same variables."""
     if getattr(model, "compiled", False):
-        arguments = keras_compat.compile_arguments(model)
+        arguments = keras_training.compile_arguments(model)
         if arguments is None:
             raise UnsupportedModelError(
                 f"model '{model.name}' was compiled in a way that cannot be read back. "

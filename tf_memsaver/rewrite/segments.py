@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
-from tf_memsaver.compat.keras import RecordingScope
+from tf_memsaver.compat import keras_calls, keras_variables
+from tf_memsaver.compat.keras_variables import RecordingScope
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names, plain_name
@@ -196,7 +196,7 @@ class _Block:
 
     def run_calls(self, slots: list[Any], training: bool | None, names: Names) -> None:
         """Run the calls one by one; trained as they stand, or inside an enclosing segment's replay."""
-        scope = keras_compat.recording_scope()
+        scope = keras_variables.recording_scope()
         for call, ends in self.calls:
             if scope is not None:
                 scope.operation = call.operation
@@ -215,8 +215,8 @@ class _Block:
     def _run_recomputed(self, slots: list[Any], training: bool | None, shared: Shared) -> bool:
         """Run as a recompute segment; return False when variables were found that were not listed."""
         # Layers may be frozen and unfrozen between runs, so what is trained is asked anew.
-        weights = [v for v in self.variables if keras_compat.is_trained(v)]
-        state = [(v, keras_compat.read_variable(v)) for v in self.variables if not keras_compat.is_trained(v)]
+        weights = [v for v in self.variables if keras_variables.is_trained(v)]
+        state = [(v, keras_variables.read_variable(v)) for v in self.variables if not keras_variables.is_trained(v)]
         run = _Run(self, slots, training, weights, state, shared)
         try:
             outputs = recompute(run, run.differentiable, run.uncopied, shared)
@@ -249,7 +249,7 @@ class _Run:
     ) -> None:
         self._shared, self._names = shared, shared.names.first_run()
         self._block, self._training, self._weights, self._state = block, training, tuple(weights), tuple(state)
-        self._environment = keras_compat.current_environment(training)
+        self._environment = keras_calls.current_environment(training)
         self._slot_count = len(slots)
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._name_scope = tf.get_current_name_scope()
@@ -263,8 +263,8 @@ class _Run:
         self._other_slots = tuple(slot for slot in entering if slot not in floats)
         self._resident = {slot: slots[slot] for slot in block.inputs if slot in resident}
         self.differentiable = [slots[slot] for slot in self._float_slots]
-        self.uncopied = [keras_compat.read_variable(v) for v in weights] + [slots[s] for s in self._weight_slots]
-        masks = [(slot, keras_compat.get_keras_mask(slots[slot])) for slot in block.inputs if slots[slot] is not None]
+        self.uncopied = [keras_variables.read_variable(v) for v in weights] + [slots[s] for s in self._weight_slots]
+        masks = [(slot, keras_calls.get_keras_mask(slots[slot])) for slot in block.inputs if slots[slot] is not None]
         self._masked_slots = tuple(slot for slot, mask in masks if mask is not None)
         self._held = [slots[slot] for slot in self._other_slots] + [mask for _, mask in masks if mask is not None]
         self._held_variables: list[Any] = []
@@ -305,14 +305,14 @@ class _Run:
         updates = self._block.updates
         self._float_outputs = tuple(slot for slot, t in made if slot not in updates and _is_differentiable(t))
         self._others = [(slot, tensor) for slot, tensor in made if slot not in self._float_outputs]
-        self._masks = [(slot, keras_compat.get_keras_mask(tensor)) for slot, tensor in made]
+        self._masks = [(slot, keras_calls.get_keras_mask(tensor)) for slot, tensor in made]
         self._updates = scope.updates()
         losses = scope.losses_added()
         self._loss_owners = [owner for owner, _ in losses]
         return [slots[slot] for slot in self._float_outputs] + [loss for _, loss in losses]
 
     def read_again(self) -> list[tuple[int, tf.Tensor]]:
-        return [(place, keras_compat.read_variable(self._weights[place])) for place in self._read_again]
+        return [(place, keras_variables.read_variable(self._weights[place])) for place in self._read_again]
 
     def is_read_elsewhere(self, place: int) -> bool:
         if place < len(self._weights):
@@ -349,9 +349,9 @@ class _Run:
         for slot, tensor in zip(self._other_slots, held, strict=False):
             slots[slot] = tensor
         for slot, mask in zip(self._masked_slots, held[len(self._other_slots) :], strict=True):
-            keras_compat.set_keras_mask(slots[slot], mask)
+            keras_calls.set_keras_mask(slots[slot], mask)
         scope = RecordingScope(given)
-        with scope, keras_compat.call_environment(self._environment):
+        with scope, keras_calls.call_environment(self._environment):
             self._block.run_inside(slots, self._training, replace(self._shared, names=names))
             for slot in self._block.passed_on:
                 slots[slot] = _passed_on(slots[slot])
@@ -367,8 +367,8 @@ class _Run:
             slots[slot] = tensor
         for slot, mask in self._masks:
             if mask is not None:
-                keras_compat.set_keras_mask(slots[slot], mask)
-        outer = keras_compat.recording_scope()
+                keras_calls.set_keras_mask(slots[slot], mask)
+        outer = keras_variables.recording_scope()
         for owner, loss in zip(self._loss_owners, outputs[len(self._float_outputs) :], strict=True):
             if outer is not None:
                 outer.operation = owner
@@ -382,9 +382,9 @@ def _passed_on(tensor: Any) -> Any:
     if not _is_differentiable(tensor):
         return tensor
     copy = tf.identity(tensor)
-    mask = keras_compat.get_keras_mask(tensor)
+    mask = keras_calls.get_keras_mask(tensor)
     if mask is not None:
-        keras_compat.set_keras_mask(copy, mask)
+        keras_calls.set_keras_mask(copy, mask)
     return copy
 
 

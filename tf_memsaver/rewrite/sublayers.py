@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras as keras_compat
+from tf_memsaver.compat import keras_calls
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
@@ -50,12 +50,12 @@ class SublayerSegments:
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Return what ``call``, the model's own, returns."""
-        with keras_compat.layer_calls_go_to(_Handler(self._replayed)):
+        with keras_calls.layer_calls_go_to(_Handler(self._replayed)):
             return call()
 
 
 class _Handler:
-    """Makes the calls of layers in one call of the model (see ``keras_compat.layer_calls_go_to``)."""
+    """Makes the calls of layers in one call of the model (see ``keras_calls.layer_calls_go_to``)."""
 
     def __init__(self, replayed: dict[str, _Replayed]) -> None:
         self._replayed, self._paths, self._shared = replayed, LayerPaths(), Shared()
@@ -64,7 +64,7 @@ class _Handler:
         with self._paths.entered(layer) as path:
             if path not in self._replayed:
                 return call(*args, **kwargs)
-            with keras_compat.layer_calls_go_to(None):
+            with keras_calls.layer_calls_go_to(None):
                 return self._replayed[path].run(layer, args, kwargs, self._shared)
 
 
@@ -88,7 +88,7 @@ class _Replayed:
             self._prepared = self._prepare(layer, arguments, len(tensors))
         # Names are those of the scope that the layer is called in.
         made = self._prepared.forward(
-            tensors, training=keras_compat.training_of_call(), shared=replace(shared, names=Names.of_model())
+            tensors, training=keras_calls.training_of_call(), shared=replace(shared, names=Names.of_model())
         )
         return keras.tree.pack_sequence_as(self._outputs, made)
 

@@ -25,18 +25,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python.eager.record import (
-    VariableWatcher,
-    record_operation,
-    stop_recording,
-)
 
+from tf_memsaver.compat.graphs import wait_for_only
+from tf_memsaver.compat.tapes import VariableWatcher, followed, record_operation, stop_recording
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.parity.fan_out import first_run_witness, held_through_sums_behind, keep_convolutions, replay_witness
 from tf_memsaver.parity.gates import Gates, behind, is_of_shapes
 from tf_memsaver.parity.names import Names, plain_name
 from tf_memsaver.runtime import twins
-from tf_memsaver.tfgraph.emission import ends_segment, followed, registered_segment
+from tf_memsaver.tfgraph.emission import ends_segment, registered_segment
 from tf_memsaver.tfgraph.operations import has_custom_gradient
 
 Tensors = Sequence[tf.Tensor]
@@ -367,8 +364,7 @@ def _free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
     for operation in operations:
         if operation.type == "Const" and gate.op in operation.control_inputs:
             others = [each for each in operation.control_inputs if each is not gate.op]
-            operation._remove_all_control_inputs()
-            operation._add_control_inputs(others)
+            wait_for_only(operation, others)
 
 
 def _as_finished(gradients: list[Any], variables: Sequence[int], finished: Sequence[int]) -> list[Any]:

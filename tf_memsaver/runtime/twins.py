@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import FuncGraph, has_control_dependencies, is_name_taken, set_attribute
 from tf_memsaver.parity.names import Kept
 from tf_memsaver.tfgraph.emission import Template
 from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
@@ -88,7 +89,7 @@ class Traces:
     ) -> Sequence[tf.Tensor | None]:
         """Return what ``trace`` returns, copied from a twin of ``replay`` if one was traced in this graph."""
         graph = tf.compat.v1.get_default_graph()
-        if replay is None or not isinstance(graph, tf.__internal__.FuncGraph) or graph._current_control_dependencies():
+        if replay is None or not isinstance(graph, FuncGraph) or has_control_dependencies(graph):
             return trace()
         key = id(graph), replay.key
         made = self._made.get(key)
@@ -224,7 +225,7 @@ def _share_mark(before: Any, after: Any) -> None:
     """Mark an operation that others were told to wait for, as tracing does."""
     marked = before.node_def.attr.get(_AWAITED)
     if marked is not None and _AWAITED not in after.node_def.attr:
-        after._set_attr(_AWAITED, marked)
+        set_attribute(after, _AWAITED, marked)
 
 
 class _Names:
@@ -264,7 +265,7 @@ class _Names:
         if scope and f"{scope}/" not in self._scopes:
             self._numbered(scope)
         plain = _NUMBER.sub("", last)
-        if plain != last and f"{scope}/{plain}".lstrip("/").lower() in self._graph._names_in_use:
+        if plain != last and is_name_taken(self._graph, f"{scope}/{plain}".lstrip("/")):
             last = plain
         own = self._unique(f"{self._scopes[f'{scope}/' if scope else '']}{last}")
         self._given.add(twin)

@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import AutoTrackable
+from tf_memsaver.compat.keras_training import clear_losses
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER, Kind, check_target
 from tf_memsaver.options import checked
@@ -52,7 +54,7 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
             _reusable(optimized), target, {"serving_default": _signature(optimized)}, {EXPORTED_PLAN: plan}
         )
     finally:
-        optimized._clear_losses()
+        clear_losses(optimized)
 
 
 def _specs(model: Any) -> Any:
@@ -63,7 +65,7 @@ def _specs(model: Any) -> Any:
 def _reusable(model: Any) -> Any:
     """Return the trackable object that is saved, with all functions traced."""
     spec = _specs(model)
-    root = tf.__internal__.tracking.AutoTrackable()
+    root = AutoTrackable()
     added: list[Any] = []
 
     def run(inputs: Any, training: bool) -> Any:

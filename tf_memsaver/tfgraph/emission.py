@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2, function_pb2
-from tensorflow.python.eager import record
-from tensorflow.python.eager.polymorphic_function import atomic_function
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import handle_data_util
 
+from tf_memsaver.compat import graphs
+from tf_memsaver.compat.tapes import could_possibly_record, followed, record_operation
 from tf_memsaver.tfgraph.operations import (
     CUSTOM_GRADIENT,
     FUNCTION_CALLS,
@@ -29,6 +27,8 @@ from tf_memsaver.tfgraph.operations import (
     own_outputs,
     rivals,
 )
+
+AttrValue, NameAttrList = tf.compat.v1.AttrValue, tf.compat.v1.NameAttrList
 
 _NOT_COPIED = ("_class", "_output_shapes")
 """Attributes that speak of the graph that the operation comes from."""
@@ -82,13 +82,13 @@ class Template:
         self.name: str = operation.name
         self.attributes = {k: v for k, v in operation.node_def.attr.items() if k not in _NOT_COPIED}
         outputs = own_outputs(operation)
-        self._gradient = operation._gradient_function
+        self._gradient = graphs.own_gradient_function(operation)
         called = called_function(operation)
         if called is not None:
-            types = attr_value_pb2.AttrValue.ListValue(type=[tensor.dtype.as_datatype_enum for tensor in outputs])
-            self.attributes["Tout"] = attr_value_pb2.AttrValue(list=types)
-            name = attr_value_pb2.NameAttrList(name=called.name)
-            self.attributes["f"] = attr_value_pb2.AttrValue(func=name)
+            types = AttrValue.ListValue(type=[tensor.dtype.as_datatype_enum for tensor in outputs])
+            self.attributes["Tout"] = AttrValue(list=types)
+            name = NameAttrList(name=called.name)
+            self.attributes["f"] = AttrValue(func=name)
         self.read_dtypes = [tensor.dtype for tensor in operation.inputs]
         self.dtypes = [tensor.dtype for tensor in outputs]
         self.shapes = [tensor.shape for tensor in outputs]
@@ -97,8 +97,7 @@ class Template:
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
         self._handles = [
-            handle_data_util.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None
-            for tensor in outputs
+            graphs.get_handle_data(tensor) if tensor.dtype in (tf.resource, tf.variant) else None for tensor in outputs
         ]
 
     @property
@@ -131,21 +130,22 @@ class Template:
         graph = tf.compat.v1.get_default_graph()
         attributes = self._functions_brought(graph) if self.names_functions else self.attributes
         if gradient is not None:
-            attributes = {**attributes, CUSTOM_GRADIENT: attr_value_pb2.AttrValue(s=registered(gradient).encode())}
+            attributes = {**attributes, CUSTOM_GRADIENT: AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)
         if self._gradient is not None and gradient is None:
-            made._gradient_function = self._gradient
+            graphs.set_own_gradient_function(made, self._gradient)
         outputs = list(made.outputs)
-        for handle, shape, copy in zip(self._handles, self.shapes, outputs, strict=True):
+        for handle, shape, output in zip(self._handles, self.shapes, outputs, strict=True):
             if handle is not None:
-                handle_data_util.set_handle_data(copy, handle)
+                graphs.set_handle_data(output, handle)
             if shape.rank is not None:
-                self._set_shape(copy, shape)
+                self._set_shape(output, shape)
         differentiable = inputs and any(dtype.is_floating or dtype == tf.variant for dtype in self.dtypes)
-        if differentiable and record.could_possibly_record():
+        if differentiable and could_possibly_record():
             if of_tape:
                 # A tape tells gradient functions what nobody wants of them.
-                made.skip_input_indices = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
+                unwanted = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
+                graphs.set_unwanted_gradients(made, unwanted)
             recorded_in = made.name if own_scope else made.name.rpartition("/")[0]
             scope = f"gradient_tape/{recorded_in}".rstrip("/") if of_tape else f"gradients/{name}_grad"
             _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes or self._gradient is not None)
@@ -156,9 +156,7 @@ class Template:
         return self._made(graph, inputs, name, self.attributes)
 
     def _made(self, graph: Any, inputs: Sequence[Any], name: str, attributes: dict[str, Any]) -> Any:
-        return graph._create_op_internal(
-            self.type, list(inputs), self.dtypes, name=name, attrs=attributes, op_def=self._definition
-        )
+        return graphs.add_operation(graph, self.type, inputs, self.dtypes, name, attributes, self._definition)
 
     def _functions_brought(self, graph: Any) -> dict[str, Any]:
         """Add the functions that attributes name to the library of a graph, and return the attributes.
@@ -166,33 +164,31 @@ class Template:
         The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own.
         """
         for function in filter(None, (*self._functions.values(), *self._rivals)):
-            graph._add_function_recursive(function)
+            graphs.add_function(graph, function)
         if self.type in FUNCTION_CALLS:
             return self.attributes
         found = {}
         for key, value in self.attributes.items():
-            copy = attr_value_pb2.AttrValue()
-            copy.CopyFrom(value)
-            for named in _named_in(copy):
+            brought = copy.deepcopy(value)
+            for named in _named_in(brought):
                 function = self._functions[named.name]
                 if function is not None:
-                    definition = function_pb2.FunctionDef()
-                    definition.CopyFrom(function.cached_definition)
-                    definition.signature.name = named.name = f"{named.name}_{ops.uid()}"
+                    definition = copy.deepcopy(function.cached_definition)
+                    definition.signature.name = named.name = f"{named.name}_{graphs.unique_number()}"
                     _note_shapes(definition, function.graph)
-                    graph._add_function(atomic_function.from_function_def(definition, function.function_type))
-            found[key] = copy
+                    graphs.add_function_definition(graph, definition, function.function_type)
+            found[key] = brought
         return found
 
-    def _set_shape(self, copy: tf.Tensor, shape: tf.TensorShape) -> None:
+    def _set_shape(self, output: tf.Tensor, shape: tf.TensorShape) -> None:
         """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
-        if copy.shape.is_fully_defined():
+        if output.shape.is_fully_defined():
             return
         sizes = list(shape)
         if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN and sizes.count(None) == 1:
             sizes[sizes.index(None)] = _batch_size.get()
-        if sizes != (None if copy.shape.rank is None else list(copy.shape)):
-            copy.set_shape(sizes)
+        if sizes != (None if output.shape.rank is None else list(output.shape)):
+            output.set_shape(sizes)
 
 
 def _note_shapes(definition: Any, graph: Any) -> None:
@@ -203,15 +199,8 @@ def _note_shapes(definition: Any, graph: Any) -> None:
     for node in definition.node_def:
         shapes = [tensor.shape.as_proto() for tensor in graph.get_operation_by_name(node.name).outputs]
         if shapes:
-            noted = attr_value_pb2.AttrValue.ListValue(shape=shapes)
-            node.attr["_output_shapes"].CopyFrom(attr_value_pb2.AttrValue(list=noted))
-
-
-def followed(tensors: Sequence[Any]) -> list[bool]:
-    """Return for each tensor whether a tape follows it; all may be, where none is there (a gradient of the graph)."""
-    if not record.could_possibly_record():
-        return [True] * len(tensors)
-    return [bool(record.should_record_backprop([tensor])) for tensor in tensors]
+            noted = AttrValue.ListValue(shape=shapes)
+            node.attr["_output_shapes"].CopyFrom(AttrValue(list=noted))
 
 
 def _named_in(value: Any) -> Sequence[Any]:
@@ -227,8 +216,8 @@ def registered(gradient: Gradient, prefix: str = "MemsaverGradient-") -> str:
 
     A tape outside a tf.function asks the registry; it does not see what is recorded inside.
     """
-    name = f"{prefix}{ops.uid()}"
-    ops.RegisterGradient(name)(gradient)
+    name = f"{prefix}{graphs.unique_number()}"
+    tf.RegisterGradient(name)(gradient)
     return name
 
 
@@ -249,7 +238,7 @@ def ends_segment(operation: Any) -> bool:
 
 def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool) -> None:
     try:
-        function = ops.get_gradient_function(operation) if custom else ops.gradient_registry.lookup(operation.type)
+        function = graphs.gradient_function(operation) if custom else graphs.gradient_function_of_type(operation.type)
     except LookupError:
         # As in TensorFlow: an error only if a gradient is asked for.
         def function(*_: Any) -> Any:
@@ -263,4 +252,4 @@ def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: 
             found = function(operation, *upstream)
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
-    record.record_operation(operation.type, outputs, inputs, backward)
+    record_operation(operation.type, outputs, inputs, backward)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
+from tf_memsaver.compat import graphs
 from tf_memsaver.cost import rules
 
 CUSTOM_GRADIENT = "_gradient_op_type"
@@ -170,7 +171,7 @@ def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:
 def library_function(graph: Any, name: str) -> Any | None:
     """Return a function by name, looked up from the graph that calls it outwards."""
     while graph is not None:
-        function = graph._get_function(name)
+        function = graphs.function_named(graph, name)
         if function is not None:
             return function
         graph = getattr(graph, "outer_graph", None)
@@ -185,11 +186,11 @@ def function_graph(graph: Any, name: str) -> Any | None:
 def called_function(operation: Any) -> Any | None:
     """Return the function that a call was made of, if it is a call whose gradient can be taken.
 
-    The gradient function (``_DelayedRewriteGradientFunctions``, TensorFlow 2.21) makes the operation call another one.
+    The gradient function makes the operation call another one.
     """
     if operation.type not in FUNCTION_CALLS:
         return None
-    return getattr(getattr(operation._gradient_function, "__self__", None), "_inference_function", None)
+    return graphs.called_by_gradient(graphs.own_gradient_function(operation))
 
 
 def own_outputs(operation: Any) -> list[Any]:
@@ -212,7 +213,7 @@ def implements(function: Any) -> bytes:
 def rivals(graph: Any, function: Any) -> list[Any]:
     """Return the other implementations of what a function implements that its graph has."""
     own = implements(function)
-    found = graph._functions.values() if own else ()
+    found = graphs.functions_of(graph) if own else ()
     return [other for other in found if other is not function and implements(other) == own]
 
 

@@ -1,4 +1,8 @@
-"""Variables without memory: what a trace needs of an optimizer's slots is their shapes alone."""
+"""Variables without memory: what a trace needs of an optimizer's slots is their shapes alone.
+
+Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/framework/ops.py`` (each
+graph's stack of variable creators) and ``tensorflow/python/ops/resource_variable_ops.py``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from tf_memsaver.tfgraph.released import release
+from tf_memsaver.compat.graphs import FuncGraph
+from tf_memsaver.compat.released import release
 
 
 @contextlib.contextmanager
@@ -37,7 +42,7 @@ def variables_unallocated() -> Iterator[None]:
 
 
 def _spec(value: Any, dtype: Any, shape: Any) -> tf.TensorSpec:
-    graph = tf.__internal__.FuncGraph("initial_value")
+    graph = FuncGraph("initial_value")
     with graph.as_default():
         tensor = tf.convert_to_tensor(value() if callable(value) else value, dtype)
         spec = tf.TensorSpec(tensor.shape if shape is None else shape, tensor.dtype)

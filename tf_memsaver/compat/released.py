@@ -3,6 +3,9 @@
 ``tf.custom_gradient`` registers a gradient function for each of its calls, for good, and the function holds the graph
 that it was called in, with all the variables that the graph reads. (Every update of a Keras optimizer has such a call:
 the sum over the replicas of ``tf.distribute``.) Here such functions end with their graphs.
+
+Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/ops/custom_gradient.py``,
+``tensorflow/python/framework/registry.py``, ``func_graph.py`` and ``ops.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph, ops
 
 _REGISTERED_FOR_A_CALL = ("CustomGradient-", "Memsaver")
-"""How the names begin of gradient functions that are registered for one call (``custom_gradient.py``, TensorFlow 2.21,
-and ``emission.registered``)."""
+"""How the names begin of gradient functions that are registered for one call (by ``tf.custom_gradient``, and by
+``tfgraph.emission.registered``)."""
 
 _HELD = "_memsaver_gradient_functions"
 
@@ -52,7 +55,7 @@ def release(graph: Any) -> None:
     if hasattr(graph, _HELD):
         getattr(graph, _HELD).clear()
     func_graph.dismantle_func_graph(graph)
-    # What dismantling leaves there (TensorFlow 2.21).
+    # What dismantling leaves there.
     graph.inputs, graph.outputs = [], []
     graph._function_captures = type(graph._function_captures)()
     graph._unfeedable_tensors.clear()

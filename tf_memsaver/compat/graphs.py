@@ -1,0 +1,117 @@
+"""Graphs and operations of TensorFlow: making them by definition, their functions, what has no public way in or out.
+
+Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/framework/ops.py``,
+``tensorflow/python/eager/polymorphic_function/concrete_function.py`` and ``atomic_function.py``,
+``tensorflow/python/ops/handle_data_util.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.atomic_function import from_function_def
+from tensorflow.python.framework import ops
+from tensorflow.python.ops.handle_data_util import get_handle_data as get_handle_data
+from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle_data
+
+FuncGraph = tf.__internal__.FuncGraph
+"""The graph of a function, by itself."""
+
+AutoTrackable = tf.__internal__.tracking.AutoTrackable
+"""A bare object, of which a SavedModel keeps what is set as its attributes; a ``tf.Module`` has some of its own."""
+
+unique_number = ops.uid
+"""Returns another number each time, of those that TensorFlow makes its own unique names of."""
+
+
+def add_operation(
+    graph: Any, op_type: str, inputs: Sequence[Any], dtypes: Sequence[Any], name: str, attributes: Any, definition: Any
+) -> Any:
+    """Add an operation to a graph as ``import_graph_def`` does, but on given inputs (``Graph._create_op_internal``)."""
+    return graph._create_op_internal(op_type, list(inputs), dtypes, name=name, attrs=attributes, op_def=definition)
+
+
+def set_attribute(operation: Any, name: str, value: Any) -> None:
+    """Set an attribute of an operation that is in a graph already."""
+    operation._set_attr(name, value)
+
+
+def wait_for_only(operation: Any, others: Iterable[Any]) -> None:
+    """Give an operation these control inputs instead of those that it has."""
+    operation._remove_all_control_inputs()
+    operation._add_control_inputs(list(others))
+
+
+def has_control_dependencies(graph: Any) -> bool:
+    """Whether a ``tf.control_dependencies`` is open in a graph."""
+    return bool(graph._current_control_dependencies())
+
+
+def is_name_taken(graph: Any, name: str) -> bool:
+    """Whether ``Graph.unique_name`` would give another name instead; it does not tell upper from lower case."""
+    return name.lower() in graph._names_in_use
+
+
+def own_gradient_function(operation: Any) -> Any | None:
+    """Return the gradient function that an operation has itself, which goes before those of the registry."""
+    return operation._gradient_function
+
+
+def set_own_gradient_function(operation: Any, function: Any) -> None:
+    """Set what ``own_gradient_function`` returns."""
+    operation._gradient_function = function
+
+
+def set_unwanted_gradients(operation: Any, places: tuple[int, ...]) -> None:
+    """Tell an operation's gradient function, as a tape does, of which inputs nobody wants the gradient."""
+    operation.skip_input_indices = places
+
+
+def gradient_function(operation: Any) -> Any:
+    """Return the gradient function of an operation: its own, one named by an attribute, or the one of its type.
+
+    Raises:
+      LookupError: there is none.
+    """
+    return ops.get_gradient_function(operation)
+
+
+def gradient_function_of_type(op_type: str) -> Any:
+    """Return the gradient function of a type of operations; None says that there is no gradient.
+
+    Raises:
+      LookupError: none is registered.
+    """
+    return ops.gradient_registry.lookup(op_type)
+
+
+def called_by_gradient(function: Any) -> Any | None:
+    """Return the function whose call has this gradient function (``_DelayedRewriteGradientFunctions``), if any."""
+    return getattr(getattr(function, "__self__", None), "_inference_function", None)
+
+
+def function_named(graph: Any, name: str) -> Any | None:
+    """Return a function of a graph's own library."""
+    return graph._get_function(name)
+
+
+def functions_of(graph: Any) -> list[Any]:
+    """Return the functions of a graph's own library."""
+    return list(graph._functions.values())
+
+
+def add_function(graph: Any, function: Any) -> None:
+    """Add a function, and those that it calls, to a graph's library, if they are not there."""
+    graph._add_function_recursive(function)
+
+
+def add_function_definition(graph: Any, definition: Any, function_type: Any) -> None:
+    """Add a function to a graph's library by its definition."""
+    graph._add_function(from_function_def(definition, function_type))
+
+
+def call_on_flat_tensors(concrete: Any, arguments: Sequence[Any], captures: Sequence[Any]) -> Any:
+    """Call a concrete function on flat tensors, which no public call takes; ``captures`` stand in for its own."""
+    return concrete._call_flat(arguments, captures)

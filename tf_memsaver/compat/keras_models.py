@@ -1,0 +1,68 @@
+"""Models of Keras: whose class they have, the graph of layers that they run, and the layers that they hold.
+
+Read from Keras 3.12 to 3.15: ``models/functional.py`` and ``sequential.py``, ``ops/function.py``, ``layers/layer.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.src.models.functional import Functional as Functional
+
+
+def own_class(layer: Any) -> type:
+    """Return the class of a layer, of an optimized model the one that it was made from (``memsaver_base``)."""
+    return getattr(type(layer), "memsaver_base", type(layer))
+
+
+def is_built_in(layer: Any) -> bool:
+    """Whether Keras itself has the layer's class."""
+    return own_class(layer).__module__.partition(".")[0] == "keras"
+
+
+def has_no_call(model: Any) -> bool:
+    """Whether a model's class says nothing of how it is called, as where a ``train_step`` does all."""
+    return own_class(model).call is keras.Model.call  # type: ignore[attr-defined]
+
+
+def inner_functional(model: Any) -> Functional | None:
+    """Return the Functional graph that ``model`` runs, or ``None`` when its ``call`` is its own code.
+
+    Uses ``Sequential._functional`` and compares the class's ``call`` with the two classes' own.
+    """
+    call = own_class(model).call  # type: ignore[attr-defined]
+    if isinstance(model, keras.Sequential):
+        return model._functional if call is keras.Sequential.call else None
+    if isinstance(model, Functional):
+        return model if call is Functional.call else None
+    return None
+
+
+def nodes_in_order(functional: Functional) -> list[Any]:
+    """Return the nodes that ``Function._run_through_graph`` runs, in its order (``_nodes_by_depth``, deepest first)."""
+    nodes: list[Any] = []
+    for depth in sorted(functional._nodes_by_depth, reverse=True):
+        nodes.extend(n for n in functional._nodes_by_depth[depth] if n.operation and not n.is_input)
+    return nodes
+
+
+def standardize_inputs(functional: Functional, inputs: Any) -> list[Any]:
+    """Return the flat, converted inputs as ``Functional.call`` makes them (``_standardize_inputs``)."""
+    return functional._standardize_inputs(inputs)
+
+
+def pack_outputs(functional: Functional, flat: list[Any]) -> Any:
+    """Return flat outputs as ``Functional.call`` returns them (``_outputs_struct``, a single one unpacked)."""
+    packed = keras.tree.pack_sequence_as(functional._outputs_struct, flat)
+    return packed[0] if isinstance(packed, (list, tuple)) and len(packed) == 1 else packed
+
+
+def all_layers(layer: Any) -> list[Any]:
+    """Return a layer and all that it holds, at whatever depth (``_flatten_layers``)."""
+    return list(layer._flatten_layers())
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """Return the layers that a layer holds itself (``_flatten_layers``)."""
+    return list(layer._flatten_layers(include_self=False, recursive=False))

@@ -1,0 +1,60 @@
+"""What trains a Keras model: its optimizer, losses and metrics, those that layers add, and how ``fit`` calls it.
+
+Read from Keras 3.12 to 3.15: ``trainers/trainer.py``, ``layers/layer.py``, ``activations/activations.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+def takes_training(model: Any) -> bool:
+    """Whether ``fit`` calls a model with ``training=True`` (``_call_has_training_arg``)."""
+    return bool(model._call_has_training_arg)
+
+
+def own_optimizer(model: Any) -> Any | None:
+    """Return the optimizer that a compiled model was given, or None."""
+    return model.optimizer if getattr(model, "compiled", False) else None
+
+
+def compile_arguments(model: Any) -> dict[str, Any] | None:
+    """Return the keyword arguments to compile another model as ``model`` is (``_compile_config``); None if not kept.
+
+    The optimizer is the very object: it may be wrapped for loss scaling and hold slots already.
+    """
+    config = getattr(model, "_compile_config", None)
+    arguments = getattr(config, "config", None)
+    if not isinstance(arguments, dict):
+        return None
+    return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
+
+
+def compiled_parts(model: Any) -> list[Any]:
+    """Return what a compiled model builds at its first step: optimizer, losses and metrics (``Trainer.compile``)."""
+    names = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker")
+    parts = [vars(model).get(name) for name in names] if getattr(model, "compiled", False) else []
+    return [part for part in parts if part is not None]
+
+
+def losses_of(operation: Any) -> list[Any]:
+    """Return the losses that ``operation`` and its sublayers have added since they were last cleared (``_losses``)."""
+    layers = operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else []
+    return [loss for layer in layers for loss in layer._losses]
+
+
+def clear_losses(model: Any) -> None:
+    """Forget the losses that layers have added (``_clear_losses``)."""
+    model._clear_losses()
+
+
+def get_logits(output: Any) -> Any | None:
+    """Return the logits that a Keras loss takes instead of an output of softmax or sigmoid (``_keras_logits``)."""
+    return getattr(output, "_keras_logits", None)
+
+
+def set_logits(output: Any, logits: Any) -> None:
+    """Set what ``get_logits`` returns."""
+    output._keras_logits = logits

@@ -1,0 +1,77 @@
+"""Gradient tapes: what they record, and what they are kept from recording.
+
+Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/eager/record.py`` and
+``execute.py``, ``tensorflow/python/ops/resource_variable_ops.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import execute
+from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
+from tensorflow.python.eager.record import could_possibly_record as could_possibly_record
+from tensorflow.python.eager.record import record_operation as record_operation
+from tensorflow.python.eager.record import should_record_backprop
+from tensorflow.python.eager.record import stop_recording as stop_recording
+from tensorflow.python.ops.resource_variable_ops import variable_accessed as variable_accessed
+
+Note = Callable[[tf.Operation], None]
+"""Is told of an operation: see ``recorded_operations_go_to``."""
+
+
+def followed(tensors: Sequence[Any]) -> list[bool]:
+    """Return for each tensor whether a tape follows it; all may be, where none is there (a gradient of the graph)."""
+    if not could_possibly_record():
+        return [True] * len(tensors)
+    return [bool(should_record_backprop([tensor])) for tensor in tensors]
+
+
+class _Thread(threading.local):
+    """Who is told of operations, and of which graph's."""
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.note: Note | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def recorded_operations_go_to(note: Note) -> Iterator[None]:
+    """Tell ``note`` of each operation of the current graph at the moment when it is recorded, tape or not.
+
+    ``execute.record_gradient``, which is called wherever generated code makes an operation, asks from the first use of
+    this on. An operation is made in its own name scope, if it has one, and that is still open then.
+    """
+    _make_operations_tell()
+    before = _thread.graph, _thread.note
+    _thread.graph, _thread.note = tf.compat.v1.get_default_graph(), note
+    try:
+        yield
+    finally:
+        _thread.graph, _thread.note = before
+
+
+@functools.cache
+def _make_operations_tell() -> None:
+    must_record, record = execute.must_record_gradient, execute.record_gradient
+
+    def asked() -> bool:
+        return _thread.note is not None or must_record()
+
+    @functools.wraps(record)
+    def told(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
+        if _thread.note is not None and outputs and tf.is_symbolic_tensor(outputs[0]):
+            maker = outputs[0].op
+            if maker.graph is _thread.graph:
+                _thread.note(maker)
+        return record(op_name, inputs, attrs, outputs)
+
+    execute.must_record_gradient, execute.record_gradient = asked, told
