@@ -123,7 +123,7 @@ def _put_into(order: Order, sequence: CallSequence) -> CallSequence:
 
 def _captured(model: Any, order: Order) -> Graph:
     from tf_memsaver.capture.convert import traced_graph
-    from tf_memsaver.capture.keras_model import KerasStep
+    from tf_memsaver.capture.model_step import KerasStep
 
     class Reordered(KerasStep):
         def _sequence(self) -> CallSequence:

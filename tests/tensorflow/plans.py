@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat import keras_models
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
@@ -18,7 +18,7 @@ from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.sublayer_calls import SublayerCalls
-from tf_memsaver.rewrite.keras_model import make_uncertified
+from tf_memsaver.rewrite.optimized_model import make_uncertified
 
 Span = tuple[Any, ...]
 """``(first, last)`` labels of the layer calls that a recompute segment holds, or with a third item: child spans."""

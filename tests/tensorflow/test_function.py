@@ -15,14 +15,14 @@ from keras import layers
 import tf_memsaver
 from tests.tensorflow import models
 from tests.tensorflow.plans import plan_of
-from tf_memsaver.capture.function import capture_function, concrete_function
+from tf_memsaver.capture.function_step import capture_function, concrete_function
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.rewrite.function import make_optimized_function
+from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, implements
 

@@ -14,7 +14,7 @@ from keras import layers
 import tf_memsaver
 from tests.tensorflow import models
 from tf_memsaver.capture import op_times
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.graph import Graph
 
 

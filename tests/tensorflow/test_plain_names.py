@@ -21,7 +21,7 @@ from tests.tensorflow.plans import (
 )
 from tests.tensorflow.test_twins import model_graph
 from tests.tensorflow.training import assert_trains_alike, batch_for
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 
 _ENTERING = frozenset({"Placeholder", "ReadVariableOp", "AssignVariableOp"})
 """Operations that segments have outside: variables are read before them and written behind them."""

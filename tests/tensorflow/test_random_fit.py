@@ -32,7 +32,7 @@ from tests.tensorflow.random_fit_models import (
     random_fit_case,
 )
 from tests.tensorflow.training import Record, differing
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.signature import note_inputs
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tests.tensorflow.plans import plan_of
 from tests.tensorflow.random_models import random_model, random_segments
 from tests.tensorflow.training import assert_identical, differing, train
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.program.layer_calls import list_layer_calls
-from tf_memsaver.rewrite.keras_model import make_uncertified
+from tf_memsaver.rewrite.optimized_model import make_uncertified
 
 _PARTS = 5
 _SETTINGS = settings(

@@ -29,10 +29,10 @@ from tests.tensorflow.training import (
     no_graph_rewriting,
     train,
 )
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
+from tf_memsaver.rewrite.optimized_model import is_optimized, make_uncertified, strip
 
 ROOT = str(Path(__file__).resolve().parents[2])
 

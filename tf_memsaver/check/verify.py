@@ -20,7 +20,7 @@ from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import checked
 from tf_memsaver.program import batch
 from tf_memsaver.program.signature import signature_of
-from tf_memsaver.rewrite.keras_model import another
+from tf_memsaver.rewrite.optimized_model import another
 
 XLA_TOLERANCE = 1e-3
 """Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest

@@ -21,7 +21,7 @@ from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER, Kind, check_t
 from tf_memsaver.options import checked
 from tf_memsaver.program.batch import pack_inputs
 from tf_memsaver.program.layer_calls import check_supported
-from tf_memsaver.rewrite.keras_model import is_optimized
+from tf_memsaver.rewrite.optimized_model import is_optimized
 from tf_memsaver.saved.folders import write_saved_model
 
 PLAN_FILE = os.path.join(EXTRA_FOLDER, EXPORTED_PLAN)
