@@ -15,9 +15,8 @@ from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.calls import CallSequence
-from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
-from tf_memsaver.program.model_function import ModelFunction
-from tf_memsaver.program.sublayer_calls import SublayerCalls
+from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.rewrite.optimized_model import make_uncertified
 
 Span = tuple[Any, ...]
@@ -92,14 +91,6 @@ def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granu
     return segments
 
 
-def sequence_of(model: Any, granularity: str) -> CallSequence:
-    if granularity == "op":
-        return ModelFunction(model).calls.sequence
-    if runs_as_python(model):
-        return SublayerCalls(model).calls.sequence
-    return list_layer_calls(model)
-
-
 def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> Any:
     segments = runs_between_cuts(model, batch_size=batch_size, length=length, granularity=granularity)
     return optimized_in_segments(model, segments, batch_size, granularity)
@@ -118,7 +109,7 @@ def optimized_one_by_one(model: Any, *, batch_size: int = 4) -> Any:
 
 def optimized_in_segments(model: Any, segments: Sequence[Segment], batch_size: int, granularity: str) -> Any:
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
-    plan = plan_of(sequence_of(model, granularity), segments, batch_size)
+    plan = plan_of(program_of(model, granularity).sequence, segments, batch_size)
     request = dataclasses.replace(plan.request, granularity=granularity)
     return make_uncertified(model, dataclasses.replace(plan, request=request))
 

@@ -104,6 +104,11 @@ class CallSequence:
     shapes: Mapping[int, Sequence[int | None]] = field(default_factory=dict)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the calls."""
+        return tuple(call.label for call in self.calls)
+
+    @property
     def signatures(self) -> tuple[str, ...]:
         """The calls' name-free signatures: what a plan's fingerprint is made of."""
         return tuple(call.signature for call in self.calls)

@@ -21,6 +21,7 @@ from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names, plain_name
 from tf_memsaver.program.calls import ACTIVATIONS, ASSIGNMENTS, Call, CallSequence, Reader
+from tf_memsaver.program.program import Segmenter
 from tf_memsaver.runtime.recompute import Shared, Tensors, recompute
 
 _SMALL = 64
@@ -41,14 +42,21 @@ class SegmentedForward:
         self._blocks = tuple(_Block.build(sequence, segment, readers) for segment in segments)
 
     def __call__(self, inputs: Sequence[Any], training: bool | None, shared: Shared | None = None) -> list[Any]:
-        """Return the flat outputs for flat, standardized inputs; ``shared`` if these are part of a larger model."""
+        """Return the flat outputs for flat, standardized inputs; ``shared`` if these are part of a larger model.
+
+        Names are those of the scope that it is called in.
+        """
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
             slots[slot] = _of_graph(tensor)
-        shared = shared or Shared()
+        shared = replace(shared, names=Names.of_model()) if shared else Shared()
         for block in self._blocks:
             block.run(slots, training, shared)
         return [slots[slot] for slot in self._sequence.outputs]
+
+
+IN_SEGMENTS = Segmenter(prepare=SegmentedForward, begin=Shared)
+"""What programs are handed to be run by a plan."""
 
 
 def _of_graph(tensor: Any) -> Any:

@@ -14,13 +14,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.graphs import AutoTrackable
 from tf_memsaver.compat.keras_training import clear_losses
-from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER, Kind, check_target
 from tf_memsaver.options import checked
 from tf_memsaver.program.batch import pack_inputs
-from tf_memsaver.program.layer_calls import check_supported
+from tf_memsaver.program.signature import check_model
 from tf_memsaver.rewrite.optimized_model import is_optimized
 from tf_memsaver.saved.folders import write_saved_model
 
@@ -38,11 +39,12 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
 
     Raises:
       InvalidRequestError: the model was not optimized, or ``path`` can be no target (an empty path, a folder in use).
+      UnsupportedModelError: the model has a ``call`` of its own.
       OutputExistsError: ``path`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
       OutputError: it cannot be written.
     """
     target = check_target(path, Kind.FOLDER, **checked(overwrite=overwrite))
-    check_supported(optimized)
+    _check_functional(optimized)
     if not is_optimized(optimized):
         raise InvalidRequestError(
             f"model '{optimized.name}' has no plan to export; pass what tf_memsaver.optimize returned "
@@ -55,6 +57,16 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
         )
     finally:
         clear_losses(optimized)
+
+
+def _check_functional(model: Any) -> None:
+    check_model(model)
+    if keras_models.inner_functional(model) is None:
+        raise UnsupportedModelError(
+            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and only Functional and "
+            f"Sequential models are written as SavedModels that train. model.save('model.keras') keeps the plan, and "
+            f"model.export(...) writes one that serves."
+        )
 
 
 def _specs(model: Any) -> Any:
