@@ -1,4 +1,4 @@
-"""What capture and rewriting see of a model, whatever kind it is: a flat list of calls over numbered slots.
+"""What a model consists of, whatever kind it is: a flat list of calls over numbered slots.
 
 A *call* is the smallest thing that a segment is made of. ``layer_calls`` lists those of a Keras model,
 ``function_calls`` those of a TensorFlow function. ``capture`` makes one unit of each call and ``rewrite`` runs them in

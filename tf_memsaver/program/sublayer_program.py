@@ -71,7 +71,9 @@ class SublayerProgram(TracedProgram):
         code = [label for label in replayed if label not in outputs]
         if code:
             raise PlanMismatchError(f"it replays '{code[0]}', which is Python code between layers")
-        return _SublayersInSegments({label: _Replayed(label, outputs[label]) for label in replayed}, segmenter)
+        return _SublayersInSegments(
+            {label: _Replayed(label, outputs[label], segmenter) for label in replayed}, segmenter
+        )
 
 
 def _by_itself(model: Any, nested: Mapping[str, Any]) -> str:
@@ -108,33 +110,32 @@ class _SublayersInSegments:
         self._replayed, self._segmenter = replayed, segmenter
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with keras_calls.layer_calls_go_to(_Handler(self._replayed, self._segmenter)):
+        with keras_calls.layer_calls_go_to(_Handler(self._replayed, self._segmenter.begin())):
             return plain_call(model, args, kwargs)
 
 
 class _Handler:
     """Makes the calls of layers in one call of the model (see ``keras_calls.layer_calls_go_to``)."""
 
-    def __init__(self, replayed: dict[str, _Replayed], segmenter: Segmenter) -> None:
-        self._replayed, self._paths = replayed, LayerPaths()
-        self._segmenter, self._shared = segmenter, segmenter.begin()
+    def __init__(self, replayed: dict[str, _Replayed], shared: Any) -> None:
+        self._replayed, self._paths, self._shared = replayed, LayerPaths(), shared
 
     def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._paths.entered(layer) as path:
             if path not in self._replayed:
                 return call(*args, **kwargs)
             with keras_calls.layer_calls_go_to(None):
-                return self._replayed[path].run(layer, args, kwargs, self._segmenter, self._shared)
+                return self._replayed[path].run(layer, args, kwargs, self._shared)
 
 
 class _Replayed:
     """One call of a layer, as a segment."""
 
-    def __init__(self, label: str, outputs: Any) -> None:
-        self._label, self._outputs = label, outputs
+    def __init__(self, label: str, outputs: Any, segmenter: Segmenter) -> None:
+        self._label, self._outputs, self._segmenter = label, outputs, segmenter
         self._prepared: _Prepared | None = None
 
-    def run(self, layer: Any, args: Any, kwargs: Any, segmenter: Segmenter, shared: Any) -> Any:
+    def run(self, layer: Any, args: Any, kwargs: Any, shared: Any) -> Any:
         """Return what the layer returns."""
         tensors = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor)]
         slots = iter(range(len(tensors)))
@@ -144,11 +145,11 @@ class _Replayed:
 
         arguments = keras.tree.map_structure(to_slot, (args, kwargs))
         if self._prepared is None or not self._prepared.fits(layer, arguments):
-            self._prepared = self._prepare(layer, arguments, len(tensors), segmenter)
+            self._prepared = self._prepare(layer, arguments, len(tensors))
         made = self._prepared.calls(tensors, training=keras_calls.training_of_call(), shared=shared)
         return keras.tree.pack_sequence_as(self._outputs, made)
 
-    def _prepare(self, layer: Any, arguments: Any, count: int, segmenter: Segmenter) -> _Prepared:
+    def _prepare(self, layer: Any, arguments: Any, count: int) -> _Prepared:
         made = tuple(range(count, count + len(keras.tree.flatten(self._outputs))))
         call = LayerCall(
             number=0,
@@ -168,7 +169,7 @@ class _Replayed:
         sequence = CallSequence(
             calls=(call, behind), inputs=call.inputs, outputs=passed, slot_count=count + 2 * len(made)
         )
-        return _Prepared(layer, arguments, segmenter.prepare(sequence, _SEGMENTS))
+        return _Prepared(layer, arguments, self._segmenter.prepare(sequence, _SEGMENTS))
 
 
 class _Prepared(NamedTuple):
