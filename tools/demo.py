@@ -13,22 +13,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Measuring runs in processes of their own, which need device memory that this process must not take.
-os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import numpy as np
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
 
-import numpy as np  # noqa: E402 - the path and the environment come first
-from absl import app, flags, logging  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-import tf_memsaver  # noqa: E402
-from tf_memsaver.report import tables  # noqa: E402
-from tf_memsaver.report.progress import Progress  # noqa: E402
-from tf_memsaver.units import format_bytes  # noqa: E402
-from tools.models import build  # noqa: E402
-from tools.saved_model_step import gradient_step, one_operation_at_a_time  # noqa: E402
+import tf_memsaver
+from tf_memsaver.report import tables
+from tf_memsaver.report.progress import Progress
+from tf_memsaver.units import format_bytes
+from tools.saved_model_step import gradient_step, one_operation_at_a_time
+from tools.shared.models.real import build
+from tools.shared.results import ROOT
 
 _BUDGET = flags.DEFINE_string("budget", None, "peak memory of a training step (default: smallest within 30% more time)")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "examples in a batch", lower_bound=1)
@@ -39,6 +35,8 @@ _VERIFY_STEPS = flags.DEFINE_integer("verify_steps", 1, "training steps to compa
 def main(_: list[str]) -> int:
     """Run the demo; return 1 when something that should be identical differs."""
     begin = time.perf_counter()
+    # Measuring runs in processes of their own, which need device memory that this process must not take.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     logging.set_verbosity(logging.WARNING)
     one_operation_at_a_time()
     progress, console = Progress(Console(stderr=True)), Console(width=None if sys.stdout.isatty() else 140)
@@ -80,10 +78,11 @@ def _export_and_reload(optimized: Any, batch_size: int, folder: Path, progress: 
     np.savez(folder / "batch.npz", x=x, y=y)
     with progress.stage("exporting a SavedModel"):
         tf_memsaver.export_saved_model(optimized, folder / "saved_model")
+    names = ("saved_model", "batch.npz", "result.npz")
     with progress.stage("loading it with TensorFlow alone, in a fresh process, and training one step"):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "tools/saved_model_step.py"), "saved_model", "batch.npz", "result.npz"],
-            cwd=folder,
+            [sys.executable, "-m", "tools.saved_model_step", *(folder / name for name in names)],
+            cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
             check=False,

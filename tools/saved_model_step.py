@@ -1,6 +1,6 @@
 """One training step on a SavedModel with TensorFlow alone: what the demo runs in a fresh process.
 
-Usage: python tools/saved_model_step.py SAVED_MODEL BATCH.npz RESULT.npz
+Usage: python -m tools.saved_model_step SAVED_MODEL BATCH.npz RESULT.npz
 
 BATCH holds x and y (class numbers). RESULT receives the loss, every gradient, and the bytes: peak, live before the
 step, and the sum of the gradients. tf_memsaver is not imported (TensorFlow imports keras by itself).

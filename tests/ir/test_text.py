@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan.strategies import Net, graphs
+from tests.strategies import graphs
 from tf_memsaver.ir.graph import Graph, MemoryKind, Value
 from tf_memsaver.ir.text import dump, parse
+from tools.shared.nets import Net
 
 GOLDEN = """\
 graph "net" batch=2 device=IDEAL joined=1

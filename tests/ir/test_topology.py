@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from tests.plan.strategies import Net, graphs
+from tests.strategies import graphs
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.topology import articulation_points, last_forward_reads, unit_positions
+from tools.shared.nets import Net
 
 
 def crossing(graph: Graph, position: int) -> set[int]:

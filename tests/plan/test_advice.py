@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plan.strategies import Net, chain
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
+from tools.shared.nets import Net, chain
 
 RANDOM = "runs RandomUniform, whose hidden state cannot be replayed"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plan.strategies import Net, chain
 from tf_memsaver.errors import HintError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
+from tools.shared.nets import Net, chain
 
 
 def pinned_graph() -> Graph:

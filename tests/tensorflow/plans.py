@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.function_step import capture_function
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat import keras_models
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.layer_calls import list_layer_calls
+from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_uncertified
 
 Span = tuple[Any, ...]
@@ -164,3 +169,21 @@ class _NaiveForward:
         for call in calls:
             for slot, tensor in zip(call.outputs, call.run(slots, training, names), strict=True):
                 slots[slot] = tensor
+
+
+def cut_everywhere(calls: FunctionCalls, batch_size: int) -> tuple[Any, int]:
+    """Return the function with a segment between any two candidate cuts, and how many of them are recomputed."""
+    graph = capture_function(calls, batch_size=batch_size)
+    problem = Problem.build(graph, Request())
+    edges = [0, *(cut.position for cut in problem.cuts), len(graph.units)]
+    segments = tuple(
+        Segment(
+            start=start,
+            stop=stop,
+            mode=SegmentMode.STORE if any(problem.pinned[start:stop]) else SegmentMode.RECOMPUTE,
+        )
+        for start, stop in itertools.pairwise(edges)
+    )
+    plan = plan_of(calls.sequence, segments, batch_size)
+    recomputed = sum(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
+    return make_optimized_function(calls, plan), recomputed

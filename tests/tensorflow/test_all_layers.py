@@ -18,9 +18,10 @@ from keras import layers, ops
 
 import tf_memsaver
 from tests.tensorflow.plans import labels, optimized_by_hand
-from tests.tensorflow.training import Record, assert_identical, train
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.rewrite.optimized_model import make_optimized
+from tools.shared.records import Record, assert_identical
+from tools.shared.training import train
 
 BATCH = 4
 ROW, SEQUENCE, IMAGE, VOLUME = (6,), (4, 4), (8, 8, 3), (4, 4, 4, 2)

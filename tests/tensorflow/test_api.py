@@ -12,8 +12,6 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
-from tests.tensorflow.training import assert_trains_alike
 from tf_memsaver.errors import (
     HintError,
     InfeasibleBudgetError,
@@ -23,6 +21,8 @@ from tf_memsaver.errors import (
     UnknownDimensionError,
     UnsupportedModelError,
 )
+from tools.shared.models import small as models
+from tools.shared.training import assert_trains_alike
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow.plans import plan_of, segments_of
 from tf_memsaver.capture import model_step
 from tf_memsaver.errors import CertificationError, InvalidRequestError, MemsaverError, UnsupportedModelError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.rewrite.optimized_model import is_optimized
+from tools.shared.models import small as models
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import keras
 import pytest
 from keras import layers
 
-from tools.checkmate_graphs import Node, network_of
+from tools.published.checkmate_graphs import Node, network_of
 
 
 def small() -> keras.Model:

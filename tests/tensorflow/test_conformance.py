@@ -1,12 +1,12 @@
-"""The quick part of ``tools/conformance.py``: ways of training that no other test has, in this process."""
+"""The quick part of ``python -m tools.conformance``: ways of training that no other test has, in this process."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tools.conformance import compare
-from tools.conformance_cell import MODES, Cell, train
+from tools.conformance.cell import MODES, Cell, train
+from tools.shared.records import differences, differing
 
 _CELLS = [
     Cell("perceptron", "fit_3_steps"),
@@ -31,13 +31,12 @@ def test_the_optimized_model_trains_as_the_plain_one(cell: Cell) -> None:
     plain, _ = train(cell, "plain")
     optimized, facts = train(cell, "optimized")
     assert facts["recomputed"]
-    differing = [name for name, units in compare(plain, optimized).items() if units]
-    assert len(plain) > 5 and not differing
+    assert len(plain) > 5 and not differing(plain, optimized)
 
 
 def test_what_is_compared() -> None:
     ones = np.ones(3, np.float32)
-    found = compare({"same": ones, "near": ones, "gone": ones}, {"same": ones, "near": ones + np.float32(2**-23)})
+    found = differences({"same": ones, "near": ones, "gone": ones}, {"same": ones, "near": ones + np.float32(2**-23)})
     assert found["same"] == 0 and found["near"] == 1 and found["gone"] == float("inf")
 
 

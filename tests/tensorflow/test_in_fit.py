@@ -13,10 +13,11 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
-from tests.tensorflow.models import register
 from tests.tensorflow.plans import labels, optimized_by_hand
-from tests.tensorflow.training import assert_fit_alike, assert_identical, train
+from tools.shared.models import small as models
+from tools.shared.models.small import register
+from tools.shared.records import assert_identical
+from tools.shared.training import assert_fit_alike, train
 
 GRANULARITIES = ("layer", "op")
 

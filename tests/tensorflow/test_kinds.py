@@ -11,8 +11,6 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
-from tests.tensorflow.training import assert_trains_alike
 from tf_memsaver.ir.graph import Unit
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program import kinds
@@ -24,6 +22,8 @@ from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import SegmentedCalls, Segmenter, TrainingCall
 from tf_memsaver.program.signature import note_inputs
 from tf_memsaver.program.sublayer_program import SublayerProgram
+from tools.shared.models import small as models
+from tools.shared.training import assert_trains_alike
 
 WIDTH = 64
 

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of
-from tests.tensorflow.training import assert_close, assert_trains_alike, batch_for, train
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.plan import Plan
@@ -28,7 +26,10 @@ from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.moved_cuts import MovedCuts, longest_increasing
 from tf_memsaver.program.signature import trace_call
-from tools.models import bert, gpt2, vit
+from tools.shared.models import small as models
+from tools.shared.models.real import bert, gpt2, vit
+from tools.shared.records import assert_close
+from tools.shared.training import assert_trains_alike, batch_for, train
 
 
 def adds_losses() -> Any:

@@ -12,10 +12,10 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tf_memsaver.capture import op_times
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.graph import Graph
+from tools.shared.models import small as models
 
 
 def times_of(graph: Graph) -> dict[str, float]:

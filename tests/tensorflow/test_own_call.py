@@ -13,11 +13,11 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.models import register
 from tests.tensorflow.plans import optimized_between_cuts
-from tests.tensorflow.training import assert_trains_alike
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.program.signature import note_inputs, signature_of
+from tools.shared.models.small import register
+from tools.shared.training import assert_trains_alike
 
 
 @register

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.tensorflow import models
 from tests.tensorflow.plans import (
     optimized_between_cuts,
     optimized_by_hand,
@@ -19,9 +18,10 @@ from tests.tensorflow.plans import (
     segments_of,
 )
 from tests.tensorflow.test_twins import model_graph
-from tests.tensorflow.training import assert_trains_alike, batch_for
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.program.kinds import program_of
+from tools.shared.models import small as models
+from tools.shared.training import assert_trains_alike, batch_for
 
 _ENTERING = frozenset({"Placeholder", "ReadVariableOp", "AssignVariableOp"})
 """Operations that segments have outside: variables are read before them and written behind them."""

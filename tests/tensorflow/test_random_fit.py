@@ -20,7 +20,10 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import optimized_in_segments
-from tests.tensorflow.random_fit_models import (
+from tf_memsaver.capture.model_step import capture_graph
+from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.program.signature import note_inputs
+from tools.shared.models.random_fit import (
     CLASSES,
     FitCase,
     LayerScale,
@@ -31,10 +34,7 @@ from tests.tensorflow.random_fit_models import (
     drawn_segments,
     random_fit_case,
 )
-from tests.tensorflow.training import Record, differing
-from tf_memsaver.capture.model_step import capture_graph
-from tf_memsaver.ir.segments import Segment, SegmentMode
-from tf_memsaver.program.signature import note_inputs
+from tools.shared.records import Record, differing
 
 _USUAL = (2, 3, 4, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 6, 9)))
 _MANY = int(os.environ.get("RANDOM_FIT", "0"))

@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, Phase, assume, given, note, seed, settings
 from hypothesis import strategies as st
 
 from tests.tensorflow.plans import plan_of
-from tests.tensorflow.random_models import random_model, random_segments
-from tests.tensorflow.training import assert_identical, differing, train
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.rewrite.optimized_model import make_uncertified
+from tools.shared.models.random_small import random_model, random_segments
+from tools.shared.records import assert_identical, differing
+from tools.shared.training import train
 
 _PARTS = 5
 _SETTINGS = settings(

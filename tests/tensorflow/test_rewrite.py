@@ -18,21 +18,14 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow.plans import hand_plan, labels, optimized_between_cuts, optimized_by_hand
-from tests.tensorflow.training import (
-    assert_close,
-    assert_identical,
-    assert_trains_alike,
-    batch_for,
-    kept_state,
-    no_graph_rewriting,
-    train,
-)
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.rewrite.optimized_model import is_optimized, make_uncertified, strip
+from tools.shared.models import small as models
+from tools.shared.records import assert_close, assert_identical
+from tools.shared.training import assert_trains_alike, batch_for, kept_state, no_graph_rewriting, train
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -657,7 +650,7 @@ MIRRORED = """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     import keras
-    from tests.tensorflow import models
+    from tools.shared.models import small as models
     import tf_memsaver
     from tests.tensorflow.plans import optimized_by_hand
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

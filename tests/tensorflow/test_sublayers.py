@@ -13,12 +13,13 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.models import register
 from tests.tensorflow.plans import optimized_one_by_one
 from tests.tensorflow.test_own_call import blocks, blocks_half, dictionaries, of_a_graph
-from tests.tensorflow.training import assert_identical, assert_trains_alike, train
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.program.signature import note_inputs
+from tools.shared.models.small import register
+from tools.shared.records import assert_identical
+from tools.shared.training import assert_trains_alike, train
 
 
 @register

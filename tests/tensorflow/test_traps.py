@@ -21,15 +21,16 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow.plans import hand_plan, labels, naive, optimized_between_cuts, optimized_by_hand, plan_of
-from tests.tensorflow.training import assert_identical, assert_trains_alike, batch_for, differing, square_loss, train
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.layer_calls import list_layer_calls
+from tools.shared.models import small as models
+from tools.shared.records import assert_identical, differing
+from tools.shared.training import assert_trains_alike, batch_for, square_loss, train
 
 AS_WRITTEN = ("as_written", "eager")
 """For segments cut by hand between ops that TensorFlow's graph optimizer fuses in the plain step and not in replays."""

@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.tensorflow import models
-from tests.tensorflow.plans import optimized_between_cuts
-from tests.tensorflow.test_function import concrete_function, cut_everywhere
+from tests.tensorflow.plans import cut_everywhere, optimized_between_cuts
 from tests.tensorflow.test_op_granularity import adds_losses, small_gpt2, small_vit
-from tests.tensorflow.training import batch_for
+from tf_memsaver.capture.function_step import concrete_function
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.runtime import twins
+from tools.shared.models import small as models
+from tools.shared.training import batch_for
 
 
 class _Counted:

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import tf_memsaver
-from tests.tensorflow import models
 from tests.tensorflow.plans import naive, optimized_between_cuts, optimized_by_hand
 from tf_memsaver.errors import InvalidRequestError
+from tools.shared.models import small as models
 
 
 @pytest.mark.parametrize("mode", ["graph", "eager"])

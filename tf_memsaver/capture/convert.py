@@ -16,9 +16,10 @@ from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import Device, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.topology import find_cuts
+from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import free_dimension_is
-from tf_memsaver.tfgraph.operations import costs_of, spec_of, tensor_bytes, viewed_input
+from tf_memsaver.tfgraph.operations import costs_of, spec_of, tensor_bytes
 
 TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""

@@ -9,22 +9,8 @@ import tensorflow as tf
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.program.calls import ADDITIONS
-from tf_memsaver.tfgraph.operations import SUMS, sums_of_many
-
-_ADDED_AND_ACTIVATED = SUMS | {"BiasAdd", "Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"}
-_FUSED_WITH = {
-    "Add": SUMS,
-    "AddV2": SUMS,
-    "BiasAdd": _ADDED_AND_ACTIVATED,
-    "Conv2D": _ADDED_AND_ACTIVATED,
-    "DepthwiseConv2dNative": _ADDED_AND_ACTIVATED,
-    "MatMul": _ADDED_AND_ACTIVATED,
-}
-"""What TensorFlow's arithmetic optimizer and remapper (core/grappler, 2.21) may make one op with its only reader."""
-
-_FAMILIES = (frozenset({"Mul", "RealDiv"}), frozenset({"Add", "AddV2", "Sub"}))
-"""Through a chain of one of these, constant folding moves a constant to another operand (``ConstantPushDown``)."""
+from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE
+from tf_memsaver.parity.sums import sums_of_many
 
 
 def joined_positions(step: TracedStep, unit_count: int) -> set[int]:
@@ -66,7 +52,7 @@ def _fusing_positions(step: TracedStep) -> set[int]:
     unit_of, readers = _readers(step, (Phase.FORWARD,))
     fusing: set[int] = set()
     for operation in step.graph.get_operations():
-        consumers = _FUSED_WITH.get(operation.type)
+        consumers = FUSED_WITH_READER.get(operation.type)
         only = readers.get(id(operation.outputs[0]), []) if consumers and id(operation) in unit_of else []
         if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
             fusing.update(range(unit_of[id(operation)] + 1, unit_of[id(only[0])] + 1))
@@ -85,7 +71,7 @@ def _constant_positions(step: TracedStep) -> set[int]:
     unit_of, readers = _readers(step, (Phase.FORWARD, Phase.BACKWARD))
     chained: set[int] = set()
     for operation in step.graph.get_operations():
-        family = next((f for f in _FAMILIES if operation.type in f), None)
+        family = next((f for f in CONSTANTS_MOVE_THROUGH if operation.type in f), None)
         if family is None or id(operation) not in unit_of:
             continue
         if not any(tensor.op.type == "Const" for tensor in operation.inputs):
@@ -103,7 +89,9 @@ def _broadcast_positions(step: TracedStep) -> set[int]:
     Graph optimisation multiplies the small factors first (``MinimizeBroadcasts``), and so changes the rounding.
     """
     unit_of, readers = _readers(step, (Phase.FORWARD, Phase.BACKWARD))
-    products = {id(each) for each in step.graph.get_operations() if each.type == "Mul" and id(each) in unit_of}
+    products = {
+        id(each) for each in step.graph.get_operations() if each.type == REORDERED_BY_SIZE and id(each) in unit_of
+    }
 
     def is_inner(tensor: Any) -> bool:
         only = readers.get(id(tensor), ())

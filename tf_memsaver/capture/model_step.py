@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
@@ -16,7 +16,8 @@ from tf_memsaver.capture.step import Placeholders, Weight
 from tf_memsaver.compat import keras_training, keras_variables
 from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.ir.graph import Graph, MemoryKind
-from tf_memsaver.options import checked
+from tf_memsaver.options.table import CaptureOptions, Granularity
+from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import input_specs
 from tf_memsaver.program.kept_objects import KeptObjects
@@ -25,11 +26,15 @@ from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
 from tf_memsaver.program.signature import check_model
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _CAPTURED: weakref.WeakKeyDictionary[Any, dict[Any, Graph]] = weakref.WeakKeyDictionary()
 """By model and how it was captured: its graph without values and operations."""
 
 
-def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", profile: bool = False) -> Graph:
+@takes(CaptureOptions)
+def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
     """Trace one training step of ``model`` at ``batch_size`` and return it as a Graph; nothing is run or changed.
 
     Its units are the calls of the model's layers or, with granularity ``"op"``, a few operations each. With ``profile``
@@ -38,13 +43,15 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", pr
     With a compiled model the step has its loss and its optimizer's update; without, the mean square of the outputs
     stands in for the loss and the step ends with the gradients.
 
+    Args:
+      model: a built Keras model.
+
     Raises:
       UnsupportedModelError: another Keras backend, an unbuilt model, a call() that cannot be cut, or nothing to train.
       UnknownDimensionError: an input dimension other than the batch is unknown.
       InvalidRequestError: an argument has no meaning.
     """
-    options = checked(batch_size=batch_size, granularity=granularity, profile=profile)
-    batch_size = options["batch_size"]
+    batch_size, granularity, profile = options["batch_size"], options["granularity"], options["profile"]
     check_model(model)
     input_specs(model, batch_size)
     if not getattr(model, "compiled", False):
@@ -71,7 +78,7 @@ def capture_graph(model: Any, *, batch_size: int, granularity: str = "layer", pr
     return graph
 
 
-def captured_units(model: Any, *, batch_size: int, granularity: str) -> Graph:
+def captured_units(model: Any, *, batch_size: int, granularity: Granularity) -> Graph:
     """Return what says how a model's step may be cut: its graph without values and operations.
 
     The model is captured if it was not, or has changed since: other layers are trained, or with other losses.

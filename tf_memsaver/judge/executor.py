@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.allocator import AllocatorLedger
+from tf_memsaver.judge.prepared import Step
 from tf_memsaver.judge.schedule import Schedule
 
 
@@ -24,40 +25,166 @@ class Dependencies:
     def __init__(self, schedule: Schedule, graph: Graph, forward_count: int) -> None:
         """Read the dependencies off: by data, by the ops' ``after``, and the gates of replays (see ``runtime``)."""
         steps = schedule.steps
-        maker = {buffer: place for place, step in enumerate(steps) for buffer in step.news}
-        waits = [{maker[b] for b in step.touches if maker.get(b, place) != place} for place, step in enumerate(steps)]
-        plain = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
-        replayed = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and step.replay}
-        for place, step in enumerate(steps):
-            for op in graph.ops[step.op].after if step.op >= 0 else ():
-                in_backward = place >= forward_count
-                before = replayed.get(op, -1) if in_backward and op in replayed else plain.get(op, -1)
-                if step.replay and op not in replayed:
-                    continue
-                if 0 <= before < place:
-                    waits[place].add(before)
         readers: dict[int, list[int]] = {}
         for place, step in enumerate(steps):
             for buffer in step.touches:
                 readers.setdefault(buffer, []).append(place)
-        self.reads = {buffer: len(places) for buffer, places in readers.items()}
+        waits = _waits_by_data(steps)
+        _add_waits_by_order(waits, steps, graph, forward_count)
         for start, stop in schedule.replays:
-            arrived = {w for place in range(start, stop) for w in waits[place] if forward_count <= w < start}
-            leaving = {
-                place: [r for buffer in steps[place].news for r in readers[buffer] if r >= stop]
-                for place in range(start, stop)
-            }
-            made = {place for place, late in leaving.items() if late}
-            for place in range(start, stop):
-                if steps[place].replay:
-                    waits[place] |= arrived
-                for late in leaving[place]:
-                    waits[late] |= made
-        self.waits = [len(w) for w in waits]
+            _add_waits_by_gate(waits, steps, readers, range(start, stop), forward_count)
+        self.reads = {buffer: len(places) for buffer, places in readers.items()}
+        """How many steps touch each buffer."""
+        self.waits = [len(before) for before in waits]
+        """How many steps each step waits for."""
         self.waiting: list[list[int]] = [[] for _ in steps]
+        """The steps that wait for each step, the last one first."""
         for place in range(len(waits) - 1, -1, -1):
-            for w in waits[place]:
-                self.waiting[w].append(place)
+            for before in waits[place]:
+                self.waiting[before].append(place)
+
+
+def _waits_by_data(steps: Sequence[Step]) -> list[set[int]]:
+    """Return, for each step, those that make what it touches."""
+    maker = {buffer: place for place, step in enumerate(steps) for buffer in step.news}
+    return [{maker[b] for b in step.touches if maker.get(b, place) != place} for place, step in enumerate(steps)]
+
+
+def _add_waits_by_order(waits: list[set[int]], steps: Sequence[Step], graph: Graph, forward_count: int) -> None:
+    """Add what the ops' ``after`` says: of an op that is replayed, what runs behind waits for the replay."""
+    plain = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
+    replayed = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and step.replay}
+    for place, step in enumerate(steps):
+        for op in graph.ops[step.op].after if step.op >= 0 else ():
+            if op in replayed:
+                before = replayed[op] if place >= forward_count else plain.get(op, -1)
+            elif step.replay:
+                continue
+            else:
+                before = plain.get(op, -1)
+            if 0 <= before < place:
+                waits[place].add(before)
+
+
+def _add_waits_by_gate(
+    waits: list[set[int]],
+    steps: Sequence[Step],
+    readers: Mapping[int, Sequence[int]],
+    replay: range,
+    forward_count: int,
+) -> None:
+    """Add a replay's gates: it waits for the gradients that arrive, and what reads its gradients for all of them."""
+    arrived = {before for place in replay for before in waits[place] if forward_count <= before < replay.start}
+    leaving = {
+        place: [reader for buffer in steps[place].news for reader in readers[buffer] if reader >= replay.stop]
+        for place in replay
+    }
+    made = {place for place, late in leaving.items() if late}
+    for place in replay:
+        if steps[place].replay:
+            waits[place] |= arrived
+        for late in leaving[place]:
+            waits[late] |= made
+
+
+class _Threads:
+    """The threads of one step that is played: what each runs, and what waits in its queues."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        dependencies: Dependencies,
+        seconds: Sequence[float],
+        outlive: frozenset[int],
+        ledger: AllocatorLedger,
+        threads: int,
+    ) -> None:
+        self._steps, self._nbytes, self._seconds = schedule.steps, schedule.nbytes, seconds
+        self._waits, self._reads = list(dependencies.waits), dict(dependencies.reads)
+        self._waiting = dependencies.waiting
+        self._outlive, self._ledger = outlive, ledger
+        self._alive: set[int] = set()
+        self._own: list[deque[int]] = [deque() for _ in range(threads)]
+        """What each thread runs next itself."""
+        self._queues: list[deque[int]] = [deque() for _ in range(threads)]
+        """What each thread has for others to steal."""
+        self._running: list[tuple[int, int | None] | None] = [None] * threads
+        """The step that each thread runs, with its scratch."""
+        self._ends: list[tuple[float, int, int]] = []
+        """When running steps end: time, a number that makes ties stable, thread."""
+        self._count = 0
+        self._queues[0].extend(place for place, count in enumerate(self._waits) if not count)
+
+    def run(self, expensive: Sequence[bool]) -> None:
+        """Run all steps."""
+        threads = range(len(self._running))
+        self._start_next(0, 0.0)
+        while self._ends:
+            now, _, thread = heapq.heappop(self._ends)
+            place = self._finish(thread)
+            self._distribute(place, thread, expensive)
+            for each in (thread, *(t for t in threads if t != thread)):
+                if self._running[each] is None:
+                    self._start_next(each, now)
+
+    def _start_next(self, thread: int, now: float) -> None:
+        """Start a step of the thread's own, or the oldest that another one has to give."""
+        queue = self._own[thread] or self._queues[thread]
+        if queue:
+            self._start(thread, queue.popleft(), now)
+            return
+        for other in self._queues:
+            if other:
+                self._start(thread, other.pop(), now)
+                return
+
+    def _start(self, thread: int, place: int, now: float) -> None:
+        step, nbytes, alive = self._steps[place], self._nbytes, self._alive
+        dying = [b for b in step.overwrites if self._reads[b] == 1 and b in alive and b not in self._outlive]
+        for buffer in step.news:
+            heir = next((b for b in dying if nbytes[b] == nbytes[buffer]), None)
+            if heir is None:
+                self._ledger.allocate(buffer)
+            else:
+                dying.remove(heir)
+                alive.discard(heir)
+                self._ledger.take_over(buffer, heir)
+            alive.add(buffer)
+        self._running[thread] = place, self._ledger.take_scratch(step.workspace)
+        self._count += 1
+        heapq.heappush(self._ends, (now + self._seconds[place], self._count, thread))
+
+    def _finish(self, thread: int) -> int:
+        """End the step that a thread runs, with the buffers that it reads last; return its place."""
+        done = self._running[thread]
+        assert done is not None
+        self._running[thread] = None
+        place, scratch = done
+        self._ledger.give_scratch(scratch)
+        reads, alive = self._reads, self._alive
+        for buffer in self._steps[place].touches:
+            reads[buffer] -= 1
+            if not reads[buffer] and buffer in alive and buffer not in self._outlive:
+                alive.discard(buffer)
+                self._ledger.free(buffer)
+        return place
+
+    def _distribute(self, place: int, thread: int, expensive: Sequence[bool]) -> None:
+        """Queue what a step made ready: cheap ones and the last expensive one for the thread, the others for all."""
+        waits, own, queue = self._waits, self._own[thread], self._queues[thread]
+        last: int | None = None
+        for follower in self._waiting[place]:
+            waits[follower] -= 1
+            if waits[follower]:
+                continue
+            if not expensive[follower]:
+                own.append(follower)
+                continue
+            if last is not None:
+                queue.appendleft(last)
+            last = follower
+        if last is not None:
+            (queue.appendleft if own else own.append)(last)
 
 
 def run(
@@ -70,69 +197,4 @@ def run(
     threads: int,
 ) -> None:
     """Play one step; ``ledger`` books every buffer when its op starts, and its end when the last reader is done."""
-    steps, nbytes = schedule.steps, schedule.nbytes
-    waits, reads = list(dependencies.waits), dict(dependencies.reads)
-    alive: set[int] = set()
-    own: list[deque[int]] = [deque() for _ in range(threads)]
-    queues: list[deque[int]] = [deque() for _ in range(threads)]
-    running: list[tuple[int, int | None] | None] = [None] * threads
-    ends: list[tuple[float, int, int]] = []
-    queues[0].extend(place for place, count in enumerate(waits) if not count)
-    count = 0
-
-    def start(thread: int, place: int, now: float) -> None:
-        nonlocal count
-        step = steps[place]
-        dying = [b for b in step.overwrites if reads[b] == 1 and b in alive and b not in outlive]
-        for buffer in step.news:
-            heir = next((b for b in dying if nbytes[b] == nbytes[buffer]), None)
-            if heir is None:
-                ledger.allocate(buffer)
-            else:
-                dying.remove(heir)
-                alive.discard(heir)
-                ledger.take_over(buffer, heir)
-            alive.add(buffer)
-        running[thread] = (place, ledger.take_scratch(step.workspace))
-        count += 1
-        heapq.heappush(ends, (now + seconds[place], count, thread))
-
-    def start_next(thread: int, now: float) -> None:
-        queue = own[thread] or queues[thread]
-        if queue:
-            start(thread, queue.popleft(), now)
-            return
-        for other in queues:
-            if other:
-                start(thread, other.pop(), now)
-                return
-
-    start_next(0, 0.0)
-    while ends:
-        now, _, thread = heapq.heappop(ends)
-        done = running[thread]
-        assert done is not None
-        running[thread] = None
-        place, scratch = done
-        ledger.give_scratch(scratch)
-        for buffer in steps[place].touches:
-            reads[buffer] -= 1
-            if not reads[buffer] and buffer in alive and buffer not in outlive:
-                alive.discard(buffer)
-                ledger.free(buffer)
-        last: int | None = None
-        for follower in dependencies.waiting[place]:
-            waits[follower] -= 1
-            if waits[follower]:
-                continue
-            if not expensive[follower]:
-                own[thread].append(follower)
-                continue
-            if last is not None:
-                queues[thread].appendleft(last)
-            last = follower
-        if last is not None:
-            (queues[thread].appendleft if own[thread] else own[thread].append)(last)
-        for each in (thread, *(t for t in range(threads) if t != thread)):
-            if running[each] is None:
-                start_next(each, now)
+    _Threads(schedule, dependencies, seconds, outlive, ledger, threads).run(expensive)

@@ -207,7 +207,7 @@ class _Program:
         """
         stages, nbytes, budget = self._stages, self._stages.nbytes, self._budget
         for (place, op), column in self.again.items():
-            stage, step = stages.stages[place], stages.simulator.static[op]
+            stage, step = stages.stages[place], stages.prepared.static[op]
             first = stages.outputs[op][0]
             own = {*stages.reads(op), *stages.outputs[op], *(value for value in stage.reads if value < first)}
             held = sum(nbytes[value] for value in own) + step.workspace - stages.taken_over(op)

@@ -10,8 +10,9 @@ from functools import cached_property
 
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.judge.schedule import Schedule, Step, walk
-from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.judge.prepared import Prepared, Step
+from tf_memsaver.judge.schedule import Schedule, scheduled
+from tf_memsaver.judge.walk import walk
 from tf_memsaver.search.facts import BackwardOp, Facts
 
 
@@ -37,13 +38,13 @@ class Stages:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.simulator = Simulator(graph)
-        self.facts = Facts(graph, self.simulator)
-        static = self.simulator.static
+        self.prepared = Prepared(graph)
+        self.facts = Facts(self.prepared)
+        static = self.prepared.static
         made = [(op, root) for op in graph.ops for root in static[op.index].news if root in self.facts.buffers]
         self.roots = [root for _, root in made]
         self.value_of = {root: value for value, root in enumerate(self.roots)}
-        self.nbytes = [self.simulator.nbytes[root] for root in self.roots]
+        self.nbytes = [self.prepared.nbytes[root] for root in self.roots]
         self.makers = [op.index for op, _ in made]
         self.outputs: dict[int, list[int]] = {}
         """For each op that makes values, which ones."""
@@ -59,13 +60,13 @@ class Stages:
 
     def reads(self, op: int) -> tuple[int, ...]:
         """Return the values that an op reads."""
-        touches = self.simulator.static[op].touches
-        news = self.simulator.static[op].news
+        touches = self.prepared.static[op].touches
+        news = self.prepared.static[op].news
         return tuple(self.value_of[root] for root in touches if root in self.value_of and root not in news)
 
     def taken_over(self, op: int) -> int:
         """Return the bytes of outputs that may take the place of inputs, at most."""
-        step, nbytes = self.simulator.static[op], self.simulator.nbytes
+        step, nbytes = self.prepared.static[op], self.prepared.nbytes
         free = [nbytes[root] for root in step.overwrites]
         return sum(nbytes[root] for root in step.news if nbytes[root] in free)
 
@@ -113,8 +114,8 @@ class Stages:
     def forward(self) -> list[tuple[int, list[int]]]:
         """Return, for forward ops, what is live there with nothing kept, and the values that are dead by then."""
         ops = [op for op in self.graph.ops if op.phase is Phase.FORWARD]
-        steps = [self.simulator.static[op.index] for op in ops]
-        live, last = walk(steps, self.simulator.nbytes, (), self.facts.resident_bytes)
+        steps = [self.prepared.static[op.index] for op in ops]
+        live, last = walk(steps, self.prepared.nbytes, (), self.facts.resident_bytes)
         instants: list[tuple[int, list[int]]] = []
         highest = -1
         # What is kept only grows: an op that needs less than a later one says nothing new.
@@ -126,7 +127,7 @@ class Stages:
 
     def runs_again(self, segments: Sequence[Segment]) -> set[tuple[int, int]]:
         """Return, for a plan, the stages and the ops that run again in them."""
-        steps = self.simulator.schedule(segments).steps
+        steps = scheduled(self.prepared, segments).steps
         stage_of = {stage.op: place for place, stage in enumerate(self.stages)}
         again: set[tuple[int, int]] = set()
         place = len(self.stages)
@@ -139,8 +140,8 @@ class Stages:
 
     def peak_bytes(self, runs_again: Sequence[Sequence[int]]) -> int:
         """Return the peak, by the simulator's walk, of the schedule with these ops run again in each stage."""
-        simulator, static = self.simulator, self.simulator.static
-        schedule = Schedule(simulator.nbytes)
+        prepared, static = self.prepared, self.prepared.static
+        schedule = Schedule(prepared.nbytes)
         now: dict[int, int] = {}
 
         def moved(step: Step) -> Step:
@@ -156,8 +157,8 @@ class Stages:
             if place >= 0:
                 for again in runs_again[place]:
                     for root in static[again].news:
-                        now[root] = schedule.copy_of(root, simulator.nbytes[root])
+                        now[root] = schedule.copy(prepared.nbytes[root])
                     schedule.steps.append(moved(static[again]))
             schedule.steps.append(moved(static[op.index]))
         resident = self.facts.resident_bytes
-        return max(walk(schedule.steps, schedule.nbytes, simulator.outlive, resident)[0], default=resident)
+        return max(walk(schedule.steps, schedule.nbytes, prepared.outlive, resident)[0], default=resident)

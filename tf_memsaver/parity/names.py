@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-_FIRST_RUN = "-unrecorded"
-"""Ends the names of first runs: a hyphen sorts before all else in names, so that they sort as in the plain step."""
+from tf_memsaver.parity.grappler import FIRST_RUN_MARK, REPLAY_IN_FUNCTION
 
-_MARKS = re.compile(rf"({_FIRST_RUN}(_\d+)?)+$")
+_MARKS = re.compile(rf"({FIRST_RUN_MARK}(_\d+)?)+$")
 
 
 def plain_name(name: str, graph: Any, forward_first: bool | None) -> str:
@@ -34,7 +33,7 @@ def plain_name(name: str, graph: Any, forward_first: bool | None) -> str:
     """
     parts = [_MARKS.sub("", part) for part in name.split("/") if part]
     apart = graph is not None and graph is not tf.compat.v1.get_default_graph()
-    prefix = ["forward" if forward_first else "replayed"] if apart else []
+    prefix = [REPLAY_IN_FUNCTION[bool(forward_first)]] if apart else []
     return "".join(f"{part}/" for part in (*prefix, *parts))
 
 
@@ -156,7 +155,7 @@ class FirstRunNames(Names):
     @property
     def mark(self) -> str:
         """What names here end with."""
-        return f"{self._outer.mark}{_FIRST_RUN}"
+        return f"{self._outer.mark}{FIRST_RUN_MARK}"
 
     def plain(self, home: str, wanted: str) -> str:
         """Return what ``outer`` does, and note it for the replay."""

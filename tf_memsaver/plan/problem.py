@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from tf_memsaver.errors import CertificationError, HintError, PlanFormatError
 from tf_memsaver.ir.graph import Cut, Graph
@@ -15,8 +14,7 @@ from tf_memsaver.ir.topology import articulation_points
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.request import Request
 
-if TYPE_CHECKING:
-    from tf_memsaver.search.one_level import OneLevel
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class Problem:
     pinned: tuple[bool, ...]
     forced: tuple[bool, ...]
     cuts: tuple[Cut, ...]
+    _made: dict[Callable[[Problem], Any], Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def build(cls, graph: Graph, request: Request) -> Problem:
@@ -62,29 +61,32 @@ class Problem:
             cuts = tuple(cut for cut in cuts if cut.position in chosen or cut.position in edges)
         return cls(graph=graph, request=request, pinned=pinned, forced=recompute, cuts=cuts)
 
-    @cached_property
+    def once(self, make: Callable[[Problem], T]) -> T:
+        """Return ``make(self)``, made once for this problem and those that differ in nothing but their limits.
+
+        So what it makes may not depend on the budget, the overhead and the strategy of the request.
+        """
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: T = self._made[make]
+        return found
+
+    @property
     def simulator(self) -> Simulator:
         """The judge of this problem's plans."""
-        return Simulator(self.graph)
+        return self.once(_simulator)
 
-    @cached_property
-    def one_level(self) -> OneLevel:
-        """The search over plans of one level; it does not depend on the request's limits."""
-        from tf_memsaver.search.one_level import OneLevel
-
-        return OneLevel(self)
-
-    @cached_property
+    @property
     def plain(self) -> Timeline:
         """The plain step: everything stored."""
-        return self.simulator.run(self.store_all)
+        return self.once(_plain)
 
     @property
     def store_all(self) -> tuple[Segment, ...]:
         """The cover that replays nothing."""
         return (Segment(start=0, stop=len(self.graph.units), mode=SegmentMode.STORE),)
 
-    @cached_property
+    @property
     def plain_reported_peak(self) -> int:
         """The peak of the plain step as the allocator reports it."""
         return self.simulator.reported_peak(self.store_all)
@@ -92,10 +94,7 @@ class Problem:
     def with_budget(self, budget_bytes: int | None, strategy: str | None = None) -> Problem:
         """Return the same problem with another budget, and strategy; what was computed for this one is shared."""
         request = replace(self.request, budget_bytes=budget_bytes, strategy=strategy or self.request.strategy)
-        other = replace(self, request=request)
-        for name in ("simulator", "plain", "one_level"):
-            other.__dict__[name] = getattr(self, name)
-        return other
+        return replace(self, request=request)
 
     @property
     def articulation_points(self) -> tuple[Cut, ...]:
@@ -146,6 +145,14 @@ class Problem:
         """Return the time of replays as a share of the plain step."""
         plain = self.plain.step_seconds
         return replay_seconds / plain if plain > 0 else 0.0
+
+
+def _simulator(problem: Problem) -> Simulator:
+    return Simulator(problem.graph)
+
+
+def _plain(problem: Problem) -> Timeline:
+    return problem.simulator.run(problem.store_all)
 
 
 def _spread(graph: Graph, flags: Sequence[bool]) -> tuple[bool, ...]:

@@ -24,8 +24,24 @@ class Choice:
     segments: tuple[Segment, ...]
 
 
-Planner = Callable[[Problem], Sequence[Segment] | Choice]
+Propose = Callable[[Problem], Sequence[Segment] | Choice]
 """Takes a problem and proposes segments that cover its units, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """A planner in the table, with its traits.
+
+    ``keeps_budget`` says that it looks at the request's budget: it is asked again, for less, where the allocator needs
+    more than the bytes of its plan's tensors. ``falls_back_to`` names the planners that are asked at last where nothing
+    that it proposes is within the budget: it keeps every budget that they can.
+    """
+
+    name: str
+    propose: Propose
+    keeps_budget: bool = True
+    falls_back_to: tuple[str, ...] = ()
+
 
 ENTRY_POINTS = "tf_memsaver.planners"
 """The group of entry points by which packages bring planners."""
@@ -33,15 +49,22 @@ ENTRY_POINTS = "tf_memsaver.planners"
 _PLANNERS: dict[str, Planner] = {}
 
 
-Kind = TypeVar("Kind", bound=Planner)
+Kind = TypeVar("Kind", bound=Propose)
 
 
-def register_planner(name: str) -> Callable[[Kind], Kind]:
-    """Return a decorator that enters a planner in the table under ``name``; a later one of that name replaces it."""
+def register_planner(
+    name: str, *, keeps_budget: bool = True, falls_back_to: Sequence[str] = ()
+) -> Callable[[Kind], Kind]:
+    """Return a decorator that enters a planner in the table under ``name``; a later one of that name replaces it.
 
-    def enter(planner: Kind) -> Kind:
-        _PLANNERS[name] = planner
-        return planner
+    The other arguments are its traits (see ``Planner``).
+    """
+
+    def enter(propose: Kind) -> Kind:
+        _PLANNERS[name] = Planner(
+            name=name, propose=propose, keeps_budget=keeps_budget, falls_back_to=tuple(falls_back_to)
+        )
+        return propose
 
     return enter
 
@@ -72,10 +95,12 @@ def planner_named(name: str) -> Planner:
     check_strategy(name)
     point = next(iter(metadata.entry_points(group=ENTRY_POINTS, name=name)))
     try:
-        planner: Planner = point.load()
+        propose: Propose = point.load()
     except Exception as error:
         raise InvalidRequestError(
             f"strategy '{name}' is '{point.value}' of an installed package, and cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return register_planner(name)(planner)
+    if name not in _PLANNERS:
+        register_planner(name)(propose)
+    return _PLANNERS[name]

@@ -8,11 +8,12 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
 from tf_memsaver.plan.request import DEFAULT_MAX_OVERHEAD
 from tf_memsaver.planners.min_time import choice_of, quickest_within
-from tf_memsaver.planners.nested import least_nested, quickest_nested
 from tf_memsaver.planners.reported import least_reported
+from tf_memsaver.search.nested import least_nested, quickest_nested
+from tf_memsaver.search.one_level import OneLevel
 
 
-@register_planner("auto")
+@register_planner("auto", falls_back_to=("min_peak", "nested"))
 def auto(problem: Problem) -> Choice:
     """Return the quickest plan within the budget; without a budget, that of about the least peak within the overhead.
 
@@ -25,7 +26,7 @@ def auto(problem: Problem) -> Choice:
       InfeasibleBudgetError: the least peak is above the budget.
       InfeasibleOverheadError: the hints force more recomputation than the overhead allows.
     """
-    request, plans = problem.request, problem.one_level
+    request, plans = problem.request, problem.once(OneLevel)
     if request.budget_bytes is not None:
         try:
             return choice_of(quickest_within(plans, request.budget_bytes))

@@ -13,19 +13,19 @@ from tf_memsaver.planners.chen import covered, unless_plain_is_smaller
 from tf_memsaver.search.one_level import borders
 
 
-@register_planner("plain")
+@register_planner("plain", keeps_budget=False)
 def plain(problem: Problem) -> Sequence[Segment]:
     """Return the cover that replays nothing but what a hint names."""
     return covered(problem, [])
 
 
-@register_planner("recompute_all")
+@register_planner("recompute_all", keeps_budget=False)
 def recompute_all(problem: Problem) -> Sequence[Segment]:
     """Keep what crosses each candidate cut and replay all between them; store all where that needs less."""
     return unless_plain_is_smaller(problem, [covered(problem, [cut.position for cut in problem.cuts])])
 
 
-@register_planner("keep_products")
+@register_planner("keep_products", keeps_budget=False)
 def keep_products(problem: Problem) -> Sequence[Segment]:
     """Keep the results of convolutions and matrix products and replay what is made of them, as far as cuts allow.
 

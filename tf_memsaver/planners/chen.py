@@ -18,7 +18,7 @@ GREEDY_TRIALS = 24
 """Values of the budget parameter b that the search of ``chen_greedy`` tries."""
 
 
-@register_planner("chen_sqrt")
+@register_planner("chen_sqrt", keeps_budget=False)
 def chen_sqrt(problem: Problem) -> tuple[Segment, ...]:
     """Cut the articulation points into about √n runs of equal count (section 4.3)."""
     return unless_plain_is_smaller(problem, [covered(problem, sqrt_cuts(problem))])
@@ -31,7 +31,7 @@ def sqrt_cuts(problem: Problem) -> list[int]:
     return points[run - 1 :: run]
 
 
-@register_planner("chen_greedy")
+@register_planner("chen_greedy", keeps_budget=False)
 def chen_greedy(problem: Problem) -> tuple[Segment, ...]:
     """Cut where the bytes made since the last cut pass b (algorithm 3), for the b whose plan simulates smallest.
 
@@ -56,11 +56,8 @@ def unless_plain_is_smaller(problem: Problem, proposals: Sequence[tuple[Segment,
 
 def made_by_unit(problem: Problem) -> list[int]:
     """Return the bytes that each unit makes in the forward pass."""
-    made = [0] * len(problem.graph.units)
-    for op in (op for unit in problem.simulator.unit_forward for op in unit):
-        if op.unit is not None:
-            made[op.unit] += sum(problem.simulator.nbytes[value] for value in op.outputs)
-    return made
+    prepared = problem.simulator.prepared
+    return [sum(prepared.nbytes[value] for op in ops for value in op.outputs) for ops in prepared.unit_forward]
 
 
 def greedy_cuts(problem: Problem, made: Sequence[int], bound: float) -> list[int]:

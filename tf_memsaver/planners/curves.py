@@ -11,6 +11,8 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
 from tf_memsaver.planners.min_time import choice_of
+from tf_memsaver.search.nested import several_levels
+from tf_memsaver.search.one_level import OneLevel
 
 Item = TypeVar("Item")
 
@@ -24,7 +26,7 @@ def proposals(problem: Problem, points: int) -> Iterator[Choice]:
     About ``points`` different ones, or as many as are found with twice as many searches; and ``BELOW`` times as many of
     several levels, below the least peak of one level.
     """
-    plans = problem.one_level
+    plans = problem.once(OneLevel)
     smallest = plans.smallest
     yield choice_of(smallest)
     yield from _several_levels(problem, max(2, int(BELOW * points)))
@@ -50,8 +52,8 @@ def proposals(problem: Problem, points: int) -> Iterator[Choice]:
 
 def _several_levels(problem: Problem, count: int) -> Iterator[Choice]:
     """Yield at most so many plans of several levels below the least peak of one level, evenly chosen."""
-    plans = problem.one_level
-    below = [found for found in plans.several_levels if found.peak_bytes < plans.smallest.peak_bytes]
+    plans = problem.once(OneLevel)
+    below = [found for found in problem.once(several_levels) if found.peak_bytes < plans.smallest.peak_bytes]
     front = _front(below, lambda found: found.rank)
     places = dict.fromkeys(place * (len(front) - 1) // (count - 1) for place in range(count)) if front else ()
     yield from (Choice(planner="nested", segments=tidied(front[place].segments)) for place in places)

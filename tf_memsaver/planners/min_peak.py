@@ -10,7 +10,7 @@ from tf_memsaver.plan.registry import register_planner
 from tf_memsaver.planners.reported import least_reported
 
 
-@register_planner("min_peak")
+@register_planner("min_peak", keeps_budget=False)
 def min_peak(problem: Problem) -> Sequence[Segment]:
     """Return the cover of one level of least peak: of least live bytes where the allocator reports just those.
 

@@ -11,7 +11,7 @@ from tf_memsaver.plan.registry import Choice, register_planner
 from tf_memsaver.search.one_level import Found, OneLevel
 
 
-@register_planner("min_time")
+@register_planner("min_time", falls_back_to=("min_peak",))
 def min_time(problem: Problem) -> Sequence[Segment]:
     """Return the cover of one level of least replay time whose simulated peak is within the budget.
 
@@ -22,7 +22,7 @@ def min_time(problem: Problem) -> Sequence[Segment]:
     budget = problem.request.budget_bytes
     if budget is None:
         raise InvalidRequestError("strategy='min_time' needs a budget, such as budget='6GiB'; without one use 'auto'.")
-    return tidied(quickest_within(problem.one_level, budget).segments)
+    return tidied(quickest_within(problem.once(OneLevel), budget).segments)
 
 
 def choice_of(found: Found) -> Choice:

@@ -43,12 +43,12 @@ def least_reported(problem: Problem, seconds: float = INFINITE, others: Iterable
       ValueError: the hints force more recomputation than that.
     """
     judge = _Judge(problem, seconds)
-    judge.consider(tidied(problem.one_level.within(seconds).segments))
+    judge.consider(tidied(problem.once(OneLevel).within(seconds).segments))
     if not any(problem.forced):
         judge.consider(problem.store_all)
     judge.consider(chen_sqrt(problem))
     judge.consider(chen_greedy(problem))
-    for segments in (*_ladder(problem.one_level, seconds), *others):
+    for segments in (*_ladder(problem.once(OneLevel), seconds), *others):
         judge.consider(segments)
     return _even(problem, judge.best, seconds)
 
@@ -90,7 +90,7 @@ def _even(problem: Problem, best: Found, seconds: float) -> Segments:
     share = 0.0 if seconds == INFINITE else EVEN
     reported = problem.simulator.reported_peak
     allowed = best.replay_seconds + share * problem.plain.step_seconds
-    even = problem.one_level.evened(best.segments, min(seconds, allowed) if share else seconds)
+    even = problem.once(OneLevel).evened(best.segments, min(seconds, allowed) if share else seconds)
     if even is None:
         return best.segments
     most = reported(best.segments) * (1 + share)

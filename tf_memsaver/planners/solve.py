@@ -9,7 +9,7 @@ from dataclasses import replace
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.options import checked
+from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
@@ -28,8 +28,6 @@ MOST_BUDGET_ROUNDS = 8
 DEFAULT_POINTS = 24
 """Points of a curve, if no other number is asked for."""
 
-_WITHIN_BUDGETS = ("auto", "min_time")
-
 
 def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> Plan:
     """Return the plan that the request's planner proposes, certified by the simulator.
@@ -39,8 +37,8 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
     Raises:
       InvalidRequestError: an unknown strategy, or a limit that has no meaning.
       HintError: a hint matches no layer, or hints contradict each other.
-      InfeasibleBudgetError: the plan's simulated peak is above the budget; ``least_bytes`` is one that ``auto`` and
-        ``min_time`` keep.
+      InfeasibleBudgetError: the plan's simulated peak is above the budget; ``least_bytes`` is one that planners with a
+        fallback keep.
       InfeasibleOverheadError: the request has a ``max_overhead`` and the plan needs more.
       CertificationError: the proposal is no cover of the units, breaks a hint, or cuts where no segment may end.
     """
@@ -59,7 +57,7 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
 def curve(
     graph: Graph,
     request: Request,
-    points: int = DEFAULT_POINTS,
+    points: int = OPTIONS["points"].default,
     *,
     versions: Mapping[str, str] | Sequence[tuple[str, str]] = (),
 ) -> tuple[Plan, ...]:
@@ -126,7 +124,7 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
     if budget is None:
         return _certified(planner, problem)
     limit, least, seen = budget, 0, set()
-    for _ in range(MOST_BUDGET_ROUNDS):
+    for _ in range(MOST_BUDGET_ROUNDS if planner.keeps_budget else 1):
         try:
             choice, peak = _certified(planner, problem.with_budget(limit))
         except InfeasibleBudgetError:
@@ -138,11 +136,11 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
         if choice.segments in seen or limit <= problem.graph.resident_bytes:
             break
         seen.add(choice.segments)
-    if problem.request.strategy not in _WITHIN_BUDGETS:
+    if not planner.falls_back_to:
         raise InfeasibleBudgetError(budget, least)
     peaks = []
-    for strategy in ("min_peak", "nested") if problem.request.strategy == "auto" else ("min_peak",):
-        choice, peak = _certified(planner_named(strategy), problem.with_budget(None, strategy))
+    for other in map(planner_named, planner.falls_back_to):
+        choice, peak = _certified(other, problem.with_budget(None, other.name))
         if peak <= budget:
             return choice, peak
         peaks.append(peak)
@@ -151,9 +149,7 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
 
 def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:
     """Return what the planner proposes, checked, and its reported peak."""
-    proposed = planner(problem)
-    choice = (
-        proposed if isinstance(proposed, Choice) else Choice(planner=problem.request.strategy, segments=tuple(proposed))
-    )
-    problem.certify(choice.segments, problem.request.strategy)
+    proposed = planner.propose(problem)
+    choice = proposed if isinstance(proposed, Choice) else Choice(planner=planner.name, segments=tuple(proposed))
+    problem.certify(choice.segments, planner.name)
     return choice, problem.simulator.reported_peak(choice.segments)

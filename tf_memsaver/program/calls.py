@@ -11,19 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.parity.names import Names
-
-ADDITIONS = frozenset({"Add", "AddV2"})
-"""Kinds of calls whose gradient passes straight through."""
-
-ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
-"""Kinds of calls that set a variable."""
-
-ACTIVATIONS = frozenset(
-    "Elu Erf Erfc Exp LeakyRelu Log1p Mul Neg Pow RealDiv Relu Relu6 Selu Sigmoid Softplus Tanh".split()
-)
-"""Kinds of calls that activations are made of: what they read is no term of a sum."""
 
 
 class Reader(NamedTuple):
@@ -112,8 +100,3 @@ class CallSequence:
     def signatures(self) -> tuple[str, ...]:
         """The calls' name-free signatures: what a plan's fingerprint is made of."""
         return tuple(call.signature for call in self.calls)
-
-    @property
-    def fingerprint(self) -> str:
-        """The digest by which a plan recognises this model."""
-        return fingerprint(self.signatures)

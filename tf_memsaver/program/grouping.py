@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 import tensorflow as tf
 
 from tf_memsaver.cost import rules
-from tf_memsaver.program.calls import ASSIGNMENTS
 from tf_memsaver.program.op_calls import GroupCall, OpCall, slots_of
-from tf_memsaver.tfgraph.operations import custom_gradient_bodies
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, custom_gradient_bodies
 
 LARGE_ELEMENTS = 4096
 """A tensor of a known shape with as many elements ends a group; so does one whose shape depends on the arguments."""

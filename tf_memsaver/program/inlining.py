@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_memsaver.compat.graphs import FuncGraph, gradient_function
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.program.calls import ADDITIONS
+from tf_memsaver.parity.grappler import ADDITIONS
 from tf_memsaver.program.op_calls import Constant, CustomGradient, Gathering, OpCall, without
 from tf_memsaver.tfgraph.emission import Template
 from tf_memsaver.tfgraph.operations import (

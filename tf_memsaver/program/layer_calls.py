@@ -13,8 +13,9 @@ from typing import Any
 import keras
 
 from tf_memsaver.compat import keras_calls, keras_models
+from tf_memsaver.parity.grappler import ADDITIONS
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.calls import ADDITIONS, CallSequence, Reader
+from tf_memsaver.program.calls import CallSequence, Reader
 from tf_memsaver.program.signature import check_model
 
 Enclosing = tuple[tuple[Any, Mapping[str, Any]], ...]

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_variables
 from tf_memsaver.compat.tapes import variable_accessed
 from tf_memsaver.cost import rules
+from tf_memsaver.parity.grappler import ADDITIONS, function_scope, tape_scope
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.calls import ADDITIONS, Reader
+from tf_memsaver.program.calls import Reader
 from tf_memsaver.tfgraph.emission import Template
 
 Naming = Callable[[str], str]
@@ -108,7 +109,9 @@ class OpCall:
     ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
     ``after`` says what must run before: slots, and operations that gather several; ``passes_lists`` says whether lists
     of tensors go in or out, ``apart`` whether this is an addition to a sum that must wait for others; ``of_tape``
-    and ``own_scope`` are those of ``Template.emit``.
+    whether a tape names the backward operations, in the graph of the forward pass, or a gradient function in one of its
+    own. A tape goes by the operation, if that was recorded in a name scope of its own (``own_scope``), or else by the
+    scope that it lies in.
     """
 
     operation: Template
@@ -143,8 +146,16 @@ class OpCall:
         gradient = None if self.gradient is None else self.gradient.bound(slots)
         before = _present(self.after, slots, named)
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
-            made = self.operation.emit(tensors, label, gradient, self.of_tape, self.own_scope)
+            made = self.operation.emit(tensors, label, gradient, self.of_tape, self._backward_scope(label))
         slots.update(zip(self.outputs, made, strict=True))
+
+    def _backward_scope(self, label: str) -> Callable[[str], str]:
+        """Return what names the scope of the backward operations, by the name that the operation has got."""
+        if not self.of_tape:
+            return lambda _: function_scope(label)
+        if self.own_scope:
+            return tape_scope
+        return lambda name: tape_scope(name.rpartition("/")[0])
 
     @property
     def reads(self) -> list[int]:

@@ -19,10 +19,11 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.calls import ASSIGNMENTS, Reader
+from tf_memsaver.program.calls import Reader
 from tf_memsaver.program.grouping import group_calls
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
 
 class LayerPaths:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import FuncGraph, has_control_dependencies, is_name_taken, set_attribute
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE, TAPE_SCOPE
 from tf_memsaver.parity.names import Kept
 from tf_memsaver.tfgraph.emission import Template
 from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
@@ -24,7 +25,7 @@ from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
 _SMALL = 64
 """Elements. A value that is known when a graph is traced can decide what is traced: these are compared."""
 
-_GRADIENTS = ("gradient_tape", "gradients")
+_GRADIENTS = (TAPE_SCOPE, FUNCTION_SCOPE)
 """Scopes in front of the names of gradient operations."""
 
 _AWAITED = "_has_manual_control_dependencies"
@@ -57,20 +58,22 @@ def _scope(name: str) -> str:
 
 
 class _Copied(NamedTuple):
-    """An operation of a trace. What it reads is a place among the sources, or an operation and its output."""
+    """An operation to copy. What it reads is a place among the sources, or an operation and its output."""
 
     operation: Template
     reads: tuple[int | tuple[int, int], ...]
     after: tuple[int, ...]
 
 
-class _Trace(NamedTuple):
+class _Copyable(NamedTuple):
+    """A trace as something to copy: what else it depends on is the replay that it was made of."""
+
     replay: Replay
     operations: tuple[_Copied, ...]
     results: tuple[tuple[int, int] | None, ...]
 
 
-class _Traced(NamedTuple):
+class _Recorded(NamedTuple):
     """What a replay was traced into; most have no twin, so that nothing more is made of it before one comes."""
 
     replay: Replay
@@ -82,7 +85,7 @@ class _Traced(NamedTuple):
 class Traces:
     """The gradients that were traced in one forward pass of a model, to be copied for its other segments."""
 
-    _made: dict[tuple[int, Hashable], _Traced | _Trace | None] = field(default_factory=dict)
+    _made: dict[tuple[int, Hashable], _Recorded | _Copyable | None] = field(default_factory=dict)
 
     def gradients(
         self, replay: Replay | None, trace: Callable[[], Sequence[tf.Tensor | None]], kept: Kept
@@ -95,14 +98,14 @@ class Traces:
         made = self._made.get(key)
         if made is not None and not replay.takes_names_of(made.replay):
             return trace()
-        if isinstance(made, _Traced):
+        if isinstance(made, _Recorded):
             made = self._made[key] = _noted(made, graph)
         if made is not None:
             with graph.name_scope(None):
                 return _copied(made, replay, graph, kept)
         start = graph.num_operations()
         results = trace()
-        self._made.setdefault(key, _Traced(replay, tuple(graph.get_operations()[start:]), results))
+        self._made.setdefault(key, _Recorded(replay, tuple(graph.get_operations()[start:]), results))
         return results
 
 
@@ -162,7 +165,7 @@ def _shape(tensor: tf.Tensor) -> tuple[int | None, ...] | None:
     return None if tensor.shape.rank is None else tuple(tensor.shape)
 
 
-def _noted(traced: _Traced, graph: Any) -> _Trace | None:
+def _noted(traced: _Recorded, graph: Any) -> _Copyable | None:
     """Return a trace as something to copy, or None if it reads what a twin may lack."""
     replay, operations, results = traced
     place_of: dict[int, Any] = {}
@@ -192,19 +195,19 @@ def _noted(traced: _Traced, graph: Any) -> _Trace | None:
         place_of.update((id(tensor), (len(copied), output)) for output, tensor in enumerate(operation.outputs))
         copied.append(_Copied(template, reads, after))
     made = tuple(None if tensor is None else place_of[id(tensor)] for tensor in results)
-    return _Trace(replay, tuple(copied), made)
+    return _Copyable(replay, tuple(copied), made)
 
 
-def _copied(trace: _Trace, replay: Replay, graph: Any, kept: Kept) -> list[tf.Tensor | None]:
+def _copied(trace: _Copyable, replay: Replay, graph: Any, kept: Kept) -> list[tf.Tensor | None]:
     names = _Names(trace.replay, replay, graph, kept)
     for its, own in zip(trace.replay.sources, replay.sources, strict=True):
         _share_mark(its.op, own.op)
     made: list[list[tf.Tensor]] = []
     operations: list[Any] = []
-    for operation, reads, behind in trace.operations:
+    for operation, reads, after in trace.operations:
         inputs = [replay.sources[read] if isinstance(read, int) else made[read[0]][read[1]] for read in reads]
         name = names.of(operation.name)
-        before = [operations[place] for place in behind]
+        before = [operations[place] for place in after]
         with graph.control_dependencies(before) if before else contextlib.nullcontext():
             copy = operation.copy(graph, inputs, name)
         operations.append(copy)
@@ -222,7 +225,7 @@ def _copied(trace: _Trace, replay: Replay, graph: Any, kept: Kept) -> list[tf.Te
 
 
 def _share_mark(before: Any, after: Any) -> None:
-    """Mark an operation that others were told to wait for, as tracing does."""
+    """Mark an operation that others wait for by control dependencies, as tracing does."""
     marked = before.node_def.attr.get(_AWAITED)
     if marked is not None and _AWAITED not in after.node_def.attr:
         set_attribute(after, _AWAITED, marked)
@@ -253,7 +256,7 @@ class _Names:
                     self._scopes[f"{scope}{before}/"] = f"{scope}{after}/"
 
     def of(self, twin: str) -> str:
-        """Return the name for the operation that the twin calls ``twin``, with a slash behind it."""
+        """Return the name for the operation that the twin calls ``twin``, with a slash after it."""
         if f"{twin}/" in self._scopes:
             own = self._scopes[f"{twin}/"]
             return own if twin in self._given else f"{self._unique(own[:-1])}/"

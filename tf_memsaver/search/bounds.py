@@ -17,11 +17,11 @@ from __future__ import annotations
 import numpy as np
 
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.judge.schedule import walk
+from tf_memsaver.judge.walk import walk
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.facts import Floats
 from tf_memsaver.search.labels import Search
-from tf_memsaver.search.one_level import FRONT, ROUNDING, Found, candidate_positions
+from tf_memsaver.search.one_level import FRONT, ROUNDING, Found, OneLevel, candidate_positions
 
 MOST_CUTS = 256
 """Candidate cuts between which all segments are looked at; that takes a second or two."""
@@ -59,7 +59,7 @@ def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int 
 
     ``known_seconds`` are those of such a plan: they are the answer where no plan is quicker.
     """
-    tables = problem.one_level.all_tables()
+    tables = problem.once(OneLevel).all_tables()
     bound = 0.0
     for _ in range(ROUNDS):
         proposal = Search(tables, limit, front, known_seconds * (1 + ROUNDING), rounds_down=True).run()
@@ -76,23 +76,23 @@ def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int 
 
 def by_bytes(problem: Problem, limit: int) -> float:
     """Return a lower bound on the replay seconds of any schedule within ``limit`` bytes (see the module's words)."""
-    simulator, ops = problem.simulator, problem.graph.ops
+    prepared, ops = problem.simulator.prepared, problem.graph.ops
     # As the simulator runs them: the forward pass first.
     order = sorted(range(len(ops)), key=lambda index: ops[index].phase is not Phase.FORWARD)
-    steps = [simulator.static[index] for index in order]
-    live, last = walk(steps, simulator.nbytes, simulator.outlive, problem.graph.resident_bytes)
+    steps = [prepared.static[index] for index in order]
+    live, last = walk(steps, prepared.nbytes, prepared.outlive, problem.graph.resident_bytes)
     forward = [op for op in ops if op.phase is Phase.FORWARD]
     made = [
         (root, op.index)
         for op in forward
         if op.unit is not None and not problem.pinned[op.unit]
-        for root in simulator.static[op.index].news
+        for root in prepared.static[op.index].news
         if last[root] >= len(forward)
     ]
     if not made:
         return 0.0
     roots, makers = np.array(made).T
-    nbytes, ends = np.array(simulator.nbytes, dtype=np.float64)[roots], np.array(last)[roots]
+    nbytes, ends = np.array(prepared.nbytes, dtype=np.float64)[roots], np.array(last)[roots]
     seconds = np.array([op.seconds for op in ops])
     heights, places = np.array(live), np.arange(len(forward), len(steps))
     bound = 0.0

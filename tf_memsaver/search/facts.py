@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.ir.graph import Graph, Phase
-from tf_memsaver.judge.schedule import Step, walk
-from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.ir.graph import Phase
+from tf_memsaver.judge.prepared import Prepared, Step
+from tf_memsaver.judge.walk import walk
 
 NEVER = float("inf")
 
@@ -60,23 +60,25 @@ class BackwardOp:
 class Facts:
     """One sweep over the graph: who makes, reads and needs what, and the bytes that no plan changes."""
 
-    def __init__(self, graph: Graph, simulator: Simulator) -> None:
-        self._graph, self._simulator = graph, simulator
+    def __init__(self, prepared: Prepared) -> None:
+        self._graph, self._prepared = prepared.graph, prepared
+        graph = prepared.graph
         self.resident_bytes = graph.resident_bytes
         self.buffers: dict[int, Buffer] = {}
-        for root, nbytes in enumerate(simulator.nbytes):
-            if simulator.roots[root] == root and simulator.unit_of[root] >= 0 and not simulator.resident[root]:
-                self.buffers[root] = Buffer(nbytes=nbytes, made=simulator.unit_of[root] + 1)
+        for root, nbytes in enumerate(prepared.nbytes):
+            if prepared.roots[root] == root and prepared.unit_of[root] >= 0 and not prepared.resident[root]:
+                self.buffers[root] = Buffer(nbytes=nbytes, made=prepared.unit_of[root] + 1)
         self.read_in: dict[int, dict[int, None]] = {}
         self.backward_ops: dict[int, list[BackwardOp]] = {}
         self._find_readers()
         self._find_demands()
         self._walk_backward()
+        self._find_loss_peaks()
         self.forward_peak = self._forward_peak()
 
     def _find_readers(self) -> None:
         """Note which units' backward ops read which buffers, ``readers`` ascending, and the last such op of each."""
-        graph, roots = self._graph, self._simulator.roots
+        graph, roots = self._graph, self._prepared.roots
         self._unit_at: list[int] = []
         unit = len(graph.units) + 1
         for op in graph.ops:
@@ -102,7 +104,7 @@ class Facts:
 
     def _find_demands(self) -> None:
         """Find d(u) of every forward op, and with it which units' replay needs a buffer and when."""
-        graph, roots = self._graph, self._simulator.roots
+        graph, roots = self._graph, self._prepared.roots
         need: list[float] = [NEVER] * len(graph.values)
         for op in graph.ops:
             if op.phase is not Phase.FORWARD and self._unit_at[op.index] <= len(graph.units):
@@ -122,49 +124,54 @@ class Facts:
 
     def _walk_backward(self) -> None:
         """Count, op by op, the live bytes of everything but what units make in the forward pass: G, and at the loss."""
-        graph, simulator = self._graph, self._simulator
-        nbytes, buffers, units = simulator.nbytes, self.buffers, len(graph.units)
-        steps = [
-            step._replace(
-                touches=tuple(root for root in step.touches if root not in buffers),
-                news=tuple(root for root in step.news if root not in buffers),
-                overwrites=tuple(root for root in step.overwrites if root not in buffers),
-            )
-            for step in simulator.static
-        ]
-        live, last = walk(steps, nbytes, (root for root in simulator.outlive if root not in buffers), 0)
-        of_units = (op.index for op in graph.ops if op.phase is Phase.FORWARD and op.unit is not None)
+        prepared, units = self._prepared, len(self._graph.units)
+        steps = [self._without_buffers(step) for step in prepared.static]
+        outlive = (root for root in prepared.outlive if root not in self.buffers)
+        live, last = walk(steps, prepared.nbytes, outlive, 0)
+        of_units = (op.index for op in prepared.forward if op.unit is not None)
         last_unit_op = max(of_units, default=-1)
         loss: list[BackwardOp] = []
         seen = units + 1
         self.arriving = [0] * (units + 2)
-        for op in graph.ops:
-            place, unit, step = op.index, self._unit_at[op.index], steps[op.index]
-            fresh = _fresh(step, nbytes, last, place)
-            overwrites = tuple(root for root in simulator.static[place].overwrites if root in buffers)
+        for place, unit in enumerate(self._unit_at):
+            fresh = _fresh(steps[place], prepared.nbytes, last, place)
+            overwrites = tuple(root for root in prepared.static[place].overwrites if root in self.buffers)
             made = BackwardOp(place=place, live=live[place], fresh=fresh, overwrites=overwrites)
-            if unit <= units:
-                if unit < seen:
-                    self.arriving[unit:seen] = [live[place] - step.workspace - sum(fresh)] * (seen - unit)
-                    seen = unit
-                self.backward_ops.setdefault(unit, []).append(made)
-            elif place > last_unit_op:
-                loss.append(made)
+            if unit > units:
+                if place > last_unit_op:
+                    loss.append(made)
+                continue
+            if unit < seen:
+                self.arriving[unit:seen] = [live[place] - steps[place].workspace - sum(fresh)] * (seen - unit)
+                seen = unit
+            self.backward_ops.setdefault(unit, []).append(made)
         self.loss_ops = tuple(loss)
         """The ops between the last forward op of a unit and the first backward op of one."""
+
+    def _without_buffers(self, step: Step) -> Step:
+        """Return a step without what units make in the forward pass."""
+        touches, news, overwrites = (
+            tuple(root for root in roots if root not in self.buffers)
+            for roots in (step.touches, step.news, step.overwrites)
+        )
+        return step._replace(touches=touches, news=news, overwrites=overwrites)
+
+    def _find_loss_peaks(self) -> None:
+        """Find the peak between the forward and the backward pass, without and with what is read there."""
         ends: dict[int, int] = {}
-        for made in loss:
-            ends.update((root, made.place) for root in simulator.static[made.place].touches if root in buffers)
-        read = sum(buffers[root].nbytes for root in ends)
-        self.settled_loss_peak = max((made.live for made in loss), default=0) + self.resident_bytes
-        unsettled = max((read + held_above(self, made, ends) for made in loss), default=0)
+        for made in self.loss_ops:
+            ends.update(
+                (root, made.place) for root in self._prepared.static[made.place].touches if root in self.buffers
+            )
+        read = sum(self.buffers[root].nbytes for root in ends)
+        self.settled_loss_peak = max((made.live for made in self.loss_ops), default=0) + self.resident_bytes
+        unsettled = max((read + held_above(self, made, ends) for made in self.loss_ops), default=0)
         self.loss_peak = unsettled + self.resident_bytes
 
     def _forward_peak(self) -> int:
         """Return the least peak of the forward pass: every activation freed behind its last forward reader."""
-        simulator = self._simulator
-        forward = [simulator.static[op.index] for op in self._graph.ops if op.phase is Phase.FORWARD]
-        return max(walk(forward, simulator.nbytes, (), self.resident_bytes)[0], default=self.resident_bytes)
+        forward = [self._prepared.static[op.index] for op in self._prepared.forward]
+        return max(walk(forward, self._prepared.nbytes, (), self.resident_bytes)[0], default=self.resident_bytes)
 
 
 def _fresh(step: Step, nbytes: Sequence[int], last: Sequence[int], place: int) -> tuple[int, ...]:

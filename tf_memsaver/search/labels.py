@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.search.crossing import Flags
 from tf_memsaver.search.facts import Floats, Ints
-from tf_memsaver.search.tables import MODES, Tables
+from tf_memsaver.search.tables import MODES, Proposal, State, Tables
 
 INFINITE = float("inf")
 
@@ -29,27 +29,6 @@ Where many values cross a cut, as in a deep U-Net, each may be kept or not, and 
 
 LEAST_LABELS = 64
 """Labels that a cut may have at any rate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """What is kept where a segment starts: the bytes, and the flags of the slots (as bytes, to be a key)."""
-
-    kept: float
-    flags: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A cover of the units, with what the tables say of it.
-
-    ``states`` are those at the start of each segment, and at last at the loss.
-    """
-
-    segments: tuple[Segment, ...]
-    states: tuple[State, ...]
-    peak_bytes: float
-    replay_seconds: float
 
 
 @dataclass(slots=True)

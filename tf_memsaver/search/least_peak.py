@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tf_memsaver.search.labels import INFINITE, Proposal, Search
-from tf_memsaver.search.tables import Tables
+from tf_memsaver.search.labels import INFINITE, Search
+from tf_memsaver.search.tables import Proposal, Tables
 
 
 def least_peak(

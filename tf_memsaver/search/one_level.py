@@ -15,10 +15,10 @@ from functools import cached_property
 from tf_memsaver.ir.segments import Segment, tidied
 from tf_memsaver.judge.simulate import Measured
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.search.labels import INFINITE, Proposal, Search
+from tf_memsaver.search.labels import INFINITE, Search
 from tf_memsaver.search.least_peak import least_peak
 from tf_memsaver.search.repeats import Repeat, repeats, tilings
-from tf_memsaver.search.tables import Tables
+from tf_memsaver.search.tables import Proposal, Tables
 from tf_memsaver.search.thinning import close_to, thinned
 
 THIN_CUTS = 128
@@ -134,13 +134,6 @@ class OneLevel:
             raise AssertionError("consistent hints always leave a cover of store and recompute segments")
         quick = self.quickest(best.peak_bytes, best.segments)
         return best if quick is None else min(best, quick, key=lambda found: found.rank)
-
-    @cached_property
-    def several_levels(self) -> tuple[Found, ...]:
-        """Plans of several levels around the least peak of one, of ever more memory; they depend on no budget."""
-        from tf_memsaver.planners.nested import Nested
-
-        return tuple(map(self._simulated, Nested(self._problem).all()))
 
     def quickest(self, limit: int, around: Sequence[Segment] = ()) -> Found | None:
         """Return the plan of least time whose simulated peak is within ``limit``, or None when none was found.

@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +41,32 @@ from tf_memsaver.search.costs import Costs, Grid
 from tf_memsaver.search.crossing import crossing
 from tf_memsaver.search.facts import Facts, Floats, Ints
 
-if TYPE_CHECKING:
-    from tf_memsaver.search.labels import Proposal
-
 MODES = (SegmentMode.STORE, SegmentMode.RECOMPUTE)
 """The order of the modes along the first axis of every table, and their numbers."""
 
 BLOCK = 256
 """Starts from which the costs of short segments are worked out at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What is kept where a segment starts: the bytes, and the flags of the slots (as bytes, to be a key)."""
+
+    kept: float
+    flags: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A cover of the units, with what the tables say of it.
+
+    ``states`` are those at the start of each segment, and at last at the loss.
+    """
+
+    segments: tuple[Segment, ...]
+    states: tuple[State, ...]
+    peak_bytes: float
+    replay_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,7 @@ class Tables:
     """
 
     def __init__(self, problem: Problem, positions: Sequence[int]) -> None:
-        facts = Facts(problem.graph, problem.simulator)
+        facts = Facts(problem.simulator.prepared)
         self.positions = tuple(positions)
         self.crossing = crossing(facts, positions, len(problem.graph.units))
         self.costs = Costs(problem, facts, self.crossing)

@@ -2,9 +2,7 @@
 
 An operation that is copied by its definition alone (``import_graph_def``) is on no tape: gradients would come out as
 ``None``. Here every copy is recorded with the gradient function registered for it, as ``tf.gradients`` looks it up, so
-that custom gradients of SavedModels are found too. The backward operations take the names that TensorFlow gives to
-those of a function (``gradients/…_grad/…``): graph optimisation sorts the terms of a sum by name, and their order is
-part of the result.
+that custom gradients of SavedModels are found too.
 """
 
 from __future__ import annotations
@@ -116,13 +114,12 @@ class Template:
         name: str,
         gradient: Gradient | None = None,
         of_tape: bool = False,
-        own_scope: bool = True,
+        backward_scope: Callable[[str], str] = str,
     ) -> list[tf.Tensor]:
         """Add a copy that reads ``inputs`` to the current graph; return its outputs.
 
-        ``gradient`` stands in for the registered gradient function. The backward operations are named as in a function
-        of their own or, with ``of_tape``, as a tape names them in the graph of the forward pass:
-        by the operation, if that was recorded in a name scope of its own, or by the scope that it lies in.
+        ``gradient`` stands in for the registered gradient function. With ``of_tape`` it is told what nobody wants of
+        it, as by a tape. ``backward_scope`` gives the name scope of the backward operations, by the name of the copy.
 
         Raises:
           LookupError: (when a gradient is asked for) the operation has no gradient.
@@ -146,9 +143,8 @@ class Template:
                 # A tape tells gradient functions what nobody wants of them.
                 unwanted = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
                 graphs.set_unwanted_gradients(made, unwanted)
-            recorded_in = made.name if own_scope else made.name.rpartition("/")[0]
-            scope = f"gradient_tape/{recorded_in}".rstrip("/") if of_tape else f"gradients/{name}_grad"
-            _record(made, list(inputs), outputs, scope, CUSTOM_GRADIENT in attributes or self._gradient is not None)
+            own_gradient = CUSTOM_GRADIENT in attributes or self._gradient is not None
+            _record(made, list(inputs), outputs, backward_scope(made.name), own_gradient)
         return outputs
 
     def copy(self, graph: Any, inputs: Sequence[Any], name: str) -> Any:

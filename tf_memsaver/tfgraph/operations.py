@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -20,11 +20,11 @@ FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _LOOPS = frozenset({"StatelessWhile", "While"})
 _CALLS = FUNCTION_CALLS | _LOOPS | {"If", "StatelessIf"}
 
-_NO_REPLAY_STATE = frozenset(
+ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
+"""Operations that set a variable."""
+
+_NO_REPLAY_STATE = ASSIGNMENTS.union(
     {
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-        "AssignVariableOp",
         "Assert",
         "ReadVariableOp",
         "ResourceGather",
@@ -35,32 +35,6 @@ _NO_REPLAY_STATE = frozenset(
     }
 )
 """Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
-
-
-_NEUTRAL = {"Mul": (1, (0, 1)), "RealDiv": (1, (1,)), "AddV2": (0, (0, 1)), "Sub": (0, (1,))}
-"""Ops that do nothing when one of these inputs is this scalar: graph optimisation takes them out."""
-
-
-def viewed_input(operation: Any, place: int) -> Any | None:
-    """Return the input whose buffer output ``place`` of an operation shares, or None if it has one of its own."""
-    op_type = operation.type
-    if op_type in rules.MULTI_VIEWS:
-        return operation.inputs[place]
-    if op_type in rules.VIEWS:
-        return operation.inputs[0]
-    neutral, places = _NEUTRAL.get(op_type, (0, ()))
-    for constant in places:
-        source = operation.inputs[1 - constant]
-        if _is_scalar(operation.inputs[constant], neutral) and source.dtype == operation.outputs[0].dtype:
-            return source
-    return None
-
-
-def _is_scalar(tensor: Any, number: int) -> bool:
-    if tensor.op.type != "Const" or tensor.shape.rank != 0:
-        return False
-    value = tf.get_static_value(tensor)
-    return value is not None and bool(value == number)
 
 
 def tensor_bytes(tensor: Any) -> int:
@@ -269,40 +243,3 @@ def custom_gradient_bodies(
                 break
         bodies.append(sorted(body))
     return bodies
-
-
-SUMS = frozenset({"Add", "AddN", "AddV2"})
-"""Types of operations that graph optimisation joins to sums of many terms."""
-
-
-class Sum(NamedTuple):
-    """Additions that graph optimisation makes one: the last of them, and the terms of its shape."""
-
-    last: Any
-    terms: tuple[Any, ...]
-
-
-def sums_of_many(operations: Iterable[Any], readers: Mapping[int, Sequence[Any]]) -> Iterator[Sum]:
-    """Yield sums of three and more terms, whose order is part of the result; ``readers`` are those of a tensor (id).
-
-    Their kernel adds the terms in order of their names, but begins with one whose buffer it can take for the result:
-    the first that nobody else holds. So it counts who else reads a term, and when.
-    """
-
-    def terms_of(operation: Any) -> Iterator[Any]:
-        for tensor in operation.inputs:
-            if tensor.op.type in SUMS and len(readers.get(id(tensor), ())) == 1:
-                yield from terms_of(tensor.op)
-            else:
-                yield tensor
-
-    for operation in operations:
-        if operation.type not in SUMS:
-            continue
-        only = readers.get(id(operation.outputs[0]), ())
-        if len(only) != 1 or only[0].type not in SUMS:
-            shape = operation.outputs[0].shape
-            alike = (tensor for tensor in terms_of(operation) if tensor.shape.rank == shape.rank)
-            terms = tuple(tensor for tensor in alike if shape.rank is None or list(tensor.shape) == list(shape))
-            if len(terms) > 2:
-                yield Sum(operation, terms)

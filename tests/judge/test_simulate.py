@@ -1,0 +1,166 @@
+"""Timelines worked out by hand, in bytes. A layer of a chain makes 8; its weight and weight gradient have 1."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.strategies import covers, graphs
+from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
+from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.judge.simulate import Simulator, Timeline
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.request import Request
+from tools.shared.nets import Net, chain
+
+STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
+
+
+def segment(start: int, stop: int, mode: SegmentMode, *children: Segment) -> Segment:
+    return Segment(start=start, stop=stop, mode=mode, children=children)
+
+
+def run(graph: Graph, *segments: Segment) -> Timeline:
+    return Simulator(graph).run(segments)
+
+
+def live(timeline: Timeline) -> list[int]:
+    return [instant.live_bytes for instant in timeline.instants]
+
+
+def test_plain_chain():
+    graph = chain([8, 8, 8])
+    timeline = run(graph, segment(0, 3, STORE))
+    # Resident: input 4 and weights 3. Forward adds 8 a layer, then the loss 1; its gradient takes the place of the
+    # last output. Each layer's weight gradient stays; its input and its output's gradient go.
+    assert live(timeline) == [15, 23, 31, 32, 32, 33, 33, 26, 26, 19]
+    assert timeline.resident_bytes == 7
+    assert timeline.peak_bytes == 33
+    assert timeline.instants[timeline.peak_at].op == 5
+    assert timeline.replay_seconds == 0
+    # Forward 8 s a layer and loss 1; backward 16 s for each 8 bytes, 2 for each weight gradient.
+    assert timeline.step_seconds == 3 * 8 + 1 + 16 + 3 * 2 + 2 * 16
+
+
+def test_recompute_segment():
+    timeline = run(chain([8, 8, 8]), segment(0, 2, RECOMPUTE), segment(2, 3, STORE))
+    # The first output goes as soon as the second layer has read it, and is replayed (25) behind the third layer's
+    # backward. The second layer is not replayed, since nothing in the segment's backward reads its output.
+    assert live(timeline) == [15, 23, 23, 24, 24, 25, 25, 25, 26, 26, 19]
+    assert [i.op for i in timeline.instants if i.replay] == [0]
+    assert timeline.replay_seconds == 8
+    assert timeline.peak_bytes == 26
+
+
+def test_nested_children():
+    outer = segment(0, 4, RECOMPUTE, segment(0, 2, RECOMPUTE), segment(2, 4, STORE))
+    timeline = run(chain([8, 8, 8, 8]), outer)
+    # The outer replay runs layers 0 to 2 for the backward of 3 and 2, and does not keep layer 0's output; the inner one
+    # runs layer 0 again.
+    assert [i.op for i in timeline.instants if i.replay] == [0, 1, 2, 0]
+    forward = [16, 24, 24, 24, 17, 17]
+    assert live(timeline) == [*forward, 25, 33, 33, 34, 34, 27, 27, 27, 28, 28, 21]
+    assert timeline.replay_seconds == 4 * 8
+
+
+def test_skip_over_a_recompute_segment():
+    net = Net()
+    first = net.dense(net.input(4), 8)
+    last = net.dense(net.dense(first, 8), 8)
+    graph = net.graph(net.add(last, first))
+    timeline = run(graph, segment(0, 1, STORE), segment(1, 3, RECOMPUTE), segment(3, 4, STORE))
+    # ``first`` is read in forward by the second layer and by the sum, and kept for the replay, whose order gate takes
+    # its buffer over. The sum takes over the third output; its gradient serves both its inputs.
+    assert live(timeline) == [15, 23, 31, 23, 24, 24, 32, 33, 33, 34, 34, 26, 19]
+    assert [i.op for i in timeline.instants if i.replay] == [1]
+
+
+def test_a_replay_copies_what_an_earlier_segment_needs_too():
+    net = Net()
+    first = net.dense(net.input(4), 8)
+    second = net.dense(first, 8)
+    third = net.dense(second, 8)
+    graph = net.graph(net.concat(third, net.scratch(first, 8, 8)))
+    apart = [segment(0, 1, STORE), segment(1, 3, RECOMPUTE), segment(3, 4, RECOMPUTE), segment(4, 5, STORE)]
+    timeline = run(graph, *apart)
+    replays = [(i.op, i.live_bytes) for i in timeline.instants if i.replay]
+    # Live at the replay of the scratch layer: 7 resident, the loss, the two gradients of 8 that the sum was cut into,
+    # ``first`` (kept for the segment before), and first its copy and the temporary, then the temporary and the output.
+    assert replays[:2] == [(3, 7 + 1 + 16 + 8 + 8 + 8), (4, 7 + 1 + 16 + 8 + 8 + 8)]
+    assert [op for op, _ in replays] == [3, 4, 1]
+
+
+def test_views_and_in_place_ops():
+    net = Net()
+    x = net.reshape(net.relu(net.dense(net.input(4), 8)))
+    timeline = run(net.graph(net.dense(x, 8)), segment(0, 4, STORE))
+    # The relu takes over, the view has no bytes; in backward the relu's gradient takes over the gradient before it.
+    assert live(timeline) == [14, 14, 14, 22, 23, 23, 24, 32, 24, 24, 17]
+
+
+def test_an_op_does_not_take_over_what_is_still_needed():
+    net = Net()
+    x = net.dense(net.input(4), 8)
+    graph = net.graph(net.concat(net.relu(x), net.relu(x)))
+    timeline = run(graph, segment(0, 4, STORE))
+    # The first relu cannot take over ``x``, which the second one reads; the second one can.
+    assert live(timeline)[:4] == [5 + 8, 5 + 16, 5 + 16, 5 + 32]
+
+
+def test_workspace_counts_only_while_the_op_runs():
+    net = Net()
+    x = net.dense(net.dense(net.input(4), 8, workspace=100), 8)
+    assert live(run(net.graph(x), segment(0, 2, STORE)))[:3] == [14 + 100, 22, 23]
+
+
+def test_a_backward_view_of_a_replayed_value_reads_the_replayed_one():
+    kinds = [MemoryKind.INPUT, *[MemoryKind.ACTIVATION] * 3, *[MemoryKind.GRADIENT] * 3]
+    sizes = [4, 8, 8, 1, 8, 0, 8]
+    values = [
+        Value(index=i, name=f"v{i}", nbytes=size, kind=kind, alias_of=1 if i == 5 else None)
+        for i, (size, kind) in enumerate(zip(sizes, kinds, strict=True))
+    ]
+    rows = [
+        (Phase.FORWARD, 0, (0,), (1,)),
+        (Phase.FORWARD, 1, (1,), (2,)),
+        (Phase.FORWARD, None, (2,), (3,)),
+        (Phase.BACKWARD, None, (3,), (4,)),
+        (Phase.BACKWARD, 1, (1,), (5,)),
+        (Phase.BACKWARD, 1, (5, 4), (6,)),
+    ]
+    graph = Graph(
+        name="view",
+        batch_size=1,
+        values=tuple(values),
+        ops=tuple(
+            Op(index=i, name=f"op{i}", type="Op", phase=phase, unit=unit, inputs=reads, outputs=writes)
+            for i, (phase, unit, reads, writes) in enumerate(rows)
+        ),
+        units=tuple(Unit(index=i, label=f"u{i}", kind="Op", signature=f"u{i}") for i in range(2)),
+        cuts=(),
+        outputs=(3,),
+    )
+    timeline = run(graph, segment(0, 2, RECOMPUTE))
+    # Forward 12, 20; value 1 goes, so that the loss finds 12 + 1, its gradient 13 + 8 - 8; then the replay of value 1.
+    assert live(timeline) == [12, 20, 13, 13, 21, 21, 29]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_measure_agrees_with_the_timeline(data: st.DataObject):
+    problem = Problem.build(data.draw(graphs(max_units=5)), Request())
+    plans = list(covers(problem))
+    segments = data.draw(st.sampled_from(plans))
+    timeline, measured = problem.simulator.run(segments), problem.simulator.measure(segments)
+    assert measured.peak_bytes == timeline.peak_bytes == max(live(timeline))
+    assert measured.replay_seconds == timeline.replay_seconds
+    assert measured.replay_seconds == pytest.approx(timeline.step_seconds - problem.graph.step_seconds)
+    assert max(*measured.forward_peaks, *measured.backward_peaks, measured.other_peak) == measured.peak_bytes
+
+
+@settings(deadline=None, max_examples=60)
+@given(graphs())
+def test_store_segments_one_by_one_are_the_plain_step(graph: Graph):
+    each = [segment(unit, unit + 1, STORE) for unit in range(len(graph.units))]
+    assert live(run(graph, *each)) == live(run(graph, segment(0, len(graph.units), STORE)))

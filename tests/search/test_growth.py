@@ -1,0 +1,120 @@
+"""Large graphs: tables that grow with the cuts, not with their pairs, and searches that look at less lose little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tf_memsaver.ir.graph import Graph
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.request import Request
+from tf_memsaver.search import labels as search
+from tf_memsaver.search import one_level
+from tf_memsaver.search.labels import Search
+from tf_memsaver.search.one_level import REACH, THIN_CUTS, OneLevel, candidate_positions
+from tf_memsaver.search.tables import Tables
+from tools.shared.nets import Net
+
+Entry = tuple[float, float, float, float]
+
+
+def residual(blocks: int) -> Problem:
+    net = Net()
+    x = net.dense(net.input(8), 64)
+    for _ in range(blocks):
+        y = net.relu(net.norm(net.dense(x, 64, workspace=8)))
+        x = net.relu(net.add(x, net.norm(net.dense(y, 64, workspace=8))))
+    return Problem.build(net.graph(net.dense(x, 1)), Request())
+
+
+def unet(depth: int) -> Graph:
+    """Values of many heights cross the middle, so that patterns of kept ones double with each."""
+    net = Net()
+    x, skips = net.input(64), []
+    for height in range(depth):
+        x = net.relu(net.dense(x, 96 - 5 * height))
+        skips.append(x)
+        x = net.dense(x, 48 - 3 * height)
+    for skip in reversed(skips):
+        x = net.relu(net.dense(net.concat(skip, x), net.bytes_of(skip)))
+    return net.graph(net.dense(x, 1))
+
+
+def entries(tables: Tables) -> Iterator[tuple[tuple[int, int, int], Entry]]:
+    """Yield the considered segments, by mode, start and stop, and what they cost."""
+    its = tables.considered
+    stops = np.array(tables.positions)[its.column + 1]
+    starts = np.array(tables.positions)[its.row]
+    costs = np.stack([its.replay_seconds, its.stored_bytes, its.working_bytes, its.settled_bytes], axis=1)
+    for mode, start, stop, cost in zip(its.mode.tolist(), starts.tolist(), stops.tolist(), costs.tolist(), strict=True):
+        yield (mode, start, stop), tuple(cost)
+
+
+@pytest.mark.parametrize("block", [7, 256])
+def test_tables_of_fewer_segments_say_of_them_what_the_whole_ones_say(block: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tf_memsaver.search.tables.BLOCK", block)
+    problem = residual(8)
+    full = Tables(problem, candidate_positions(problem))
+    whole, last = dict(entries(full)), len(full.positions) - 1
+    chosen = [0, 3, 4, 17, 30, last]
+    near = dict(entries(full.narrowed(chosen, 4)))
+    index = {position: place for place, position in enumerate(full.positions)}
+    assert set(near) == {
+        (mode, start, stop)
+        for mode, start, stop in whole
+        if mode == 0 or index[stop] - index[start] <= 4 or {index[start], index[stop]} <= set(chosen)
+    }
+    some = dict(entries(full.restricted(chosen)))
+    assert {span for span in some if span[0] == 1} == {
+        span for span in whole if span[0] == 1 and {index[span[1]], index[span[2]]} <= set(chosen)
+    }
+    for part in (near, some):
+        shared = [span for span in part if span in whole]
+        assert len(shared) > len(chosen)
+        for span in shared:
+            assert part[span][1:] == whole[span][1:]
+            assert part[span][0] == pytest.approx(whole[span][0])
+
+
+def test_tables_of_many_cuts_grow_with_the_cuts():
+    problem = residual(300)
+    plans = OneLevel(problem)
+    tables = plans._full.narrowed(plans._thinned(()), REACH)
+    cuts = len(tables.positions)
+    assert cuts > 2000
+    # One store segment and ``REACH`` replays from each cut, and the pairs of the chosen ones.
+    assert cuts * REACH < len(tables.considered.row) < cuts * (REACH + 1) + THIN_CUTS**2 / 2
+    assert tables.crossing.needed.size <= 2 * cuts * 3
+    assert plans.smallest.peak_bytes < 0.1 * problem.plain.peak_bytes
+    assert plans._full._considered is None
+
+
+def test_the_least_peak_between_some_cuts_is_about_the_least(monkeypatch: pytest.MonkeyPatch):
+    problem = residual(60)
+    full = OneLevel(problem).smallest
+    monkeypatch.setattr(one_level, "DENSE_CUTS", 160)
+    some = OneLevel(problem)
+    assert len(some._full.positions) > 2 * 160
+    resident = problem.graph.resident_bytes
+    assert some._full._considered is None
+    # Searches of large graphs end at one part in a thousand.
+    assert 0.998 <= (some.smallest.peak_bytes - resident) / (full.peak_bytes - resident) <= 1.03
+
+
+def test_fewer_labels_lose_little_time(monkeypatch: pytest.MonkeyPatch):
+    problem = Problem.build(unet(8), Request())
+    tables = OneLevel(problem)._full
+    limit = round(0.55 * problem.plain.peak_bytes)
+    exact = Search(tables, limit, front=64)
+    best = exact.run()
+    monkeypatch.setattr(search, "MOST_FLAGS", 1)
+    bounded = Search(tables, limit, front=64)
+    found = bounded.run()
+    assert best is not None
+    assert found is not None
+    most = max(np.diff(bounded._shelf.offsets))
+    assert most <= search.LEAST_LABELS < max(np.diff(exact._shelf.offsets))
+    assert found.peak_bytes <= limit
+    assert best.replay_seconds <= found.replay_seconds <= 1.05 * best.replay_seconds

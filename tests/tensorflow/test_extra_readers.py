@@ -1,0 +1,99 @@
+"""Which values get an extra reader: those that the plain step's backward ops read, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tf_memsaver.parity.extra_readers import read_in_first_run, read_in_replay
+from tf_memsaver.parity.gates import Gates
+from tf_memsaver.parity.gradient_reads import read_by_gradients
+
+
+def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], list[Any], Any]:
+    """Operations that ``function`` adds to a graph for an input and a weight; the two tensors; the result."""
+    graph = tf.__internal__.FuncGraph("first_run")
+    with graph.as_default():
+        sources = [tf.compat.v1.placeholder(tf.float32, shape) for shape in ([None, 4], [4, 4])]
+        start = graph.num_operations()
+        result = function(*sources)
+        return list(graph.get_operations()[start:]), sources, result
+
+
+def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
+    """Types of the ops whose results gradients read."""
+    operations, sources, result = traced(function)
+    return {tensor.op.type for tensor in read_by_gradients(operations, sources, [result])}
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x, w: tf.nn.gelu(x @ w), {"Erfc", "Mul"}),
+        (lambda x, w: (x @ w) * tf.tanh(tf.nn.softplus(x @ w)), {"MatMul", "Tanh"}),
+        (lambda x, w: tf.nn.relu(tf.nn.bias_add(x @ w, w[0])), {"Relu"}),
+        (lambda x, w: tf.nn.softplus(tf.nn.bias_add(x @ w, w[0])), {"BiasAdd"}),
+        # The gradient of an addition reads shapes, unless they are known.
+        (lambda x, w: tf.nn.bias_add(x @ w, w[0]) + x, {"BiasAdd"}),
+        (lambda x, w: tf.nn.bias_add(w @ w, w[0]) + w, set()),
+        (lambda x, w: x @ w + x, set()),
+        (lambda x, w: 2.0 * (x @ w), set()),
+        (lambda x, w: tf.stop_gradient(tf.exp(x)) * x, {"StopGradient"}),
+        # A function with its own gradient is not differentiated op by op.
+        (lambda x, w: tf.nn.silu(x @ w), set()),
+    ],
+)
+def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expected: set[str]) -> None:
+    assert read(function) == expected
+
+
+def test_no_extra_reader_where_there_are_readers_enough() -> None:
+    operations, sources, result = traced(lambda x, w: (lambda y: y * y + tf.sin(y))(x @ w))
+    with sources[0].graph.as_default():
+        assert read_in_first_run(operations, sources, [result], "gradients", Gates())[0] is None
+
+
+def test_an_extra_reader_has_one_element_of_each_value() -> None:
+    operations, sources, result = traced(lambda x, w: tf.nn.gelu(x @ w))
+    with sources[0].graph.as_default():
+        read, _ = read_in_first_run(operations, sources, [result], "gradients", Gates())
+    assert read is not None and read.dtype == tf.float32 and read.shape.rank == 1
+
+
+def test_a_cube_comes_with_the_square_of_its_gradient() -> None:
+    operations, sources, result = traced(lambda x, w: 0.04 * tf.pow(x @ w, 3.0))
+    with sources[0].graph.as_default():
+        start = sources[0].graph.num_operations()
+        read_in_first_run(operations, sources, [result], "gradients", Gates())
+        added = sources[0].graph.get_operations()[start:]
+    square = next(operation for operation in added if operation.type == "Pow")
+    assert square.name.startswith("gradients/") and tf.get_static_value(square.inputs[1]) == 2.0
+    # The cube itself is read by nobody else: a constant in front of it moves into it.
+    read = [each.inputs[0].op for each in added if each.type == "Reshape"]
+    assert {each.type for each in read} == {"MatMul", "Pow"} and all(
+        each.name.startswith("gradients/") for each in read if each.type == "Pow"
+    )
+
+
+def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
+    graph = tf.__internal__.FuncGraph("replay")
+    with graph.as_default():
+        x, upstream = (tf.compat.v1.placeholder(tf.float32, [None, 4]) for _ in range(2))
+        start = graph.num_operations()
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.softplus(tf.sin(x))
+        end = graph.num_operations()
+        gradient = tape.gradient(y, x, upstream)
+        added = graph.get_operations()[start:]
+        assert "Sigmoid" in {operation.type for operation in added}
+        before = graph.num_operations()
+        assert read_in_replay(added[: end - start], added, [], [], [gradient, y], Gates()) is None
+        assert read_in_replay(added[: end - start], added, [], [], [gradient], Gates()) is not None
+        reads = graph.get_operations()[before:]
+    # Softplus is not needed; its input is, and would have the gradient as its only reader.
+    sine = next(operation for operation in added if operation.type == "Sin")
+    assert [op.inputs[0].op for op in reads if op.type == "Reshape"] == [sine]

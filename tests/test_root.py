@@ -1,0 +1,42 @@
+"""What ``import tf_memsaver`` gives, and what it costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import tf_memsaver
+from tf_memsaver import api, errors
+from tf_memsaver.compat.versions import versions
+
+
+def test_importing_loads_neither_tensorflow_nor_numpy() -> None:
+    loaded = (
+        "import sys, tf_memsaver; dir(tf_memsaver); sys.exit(bool({'tensorflow', 'keras', 'numpy'} & {*sys.modules}))"
+    )
+    subprocess.run([sys.executable, "-c", loaded], check=True)
+
+
+@pytest.mark.parametrize("name", tf_memsaver.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(tf_memsaver, name) is not None and name in dir(tf_memsaver)
+
+
+def test_all_verbs_and_errors_are_at_the_root() -> None:
+    family = [item for _, item in inspect.getmembers(errors, inspect.isclass) if item.__module__ == errors.__name__]
+    for item in [*family, *(getattr(api, name) for name in api.__all__)]:
+        assert getattr(tf_memsaver, item.__name__) is item
+
+
+def test_another_name_is_none_of_it() -> None:
+    with pytest.raises(AttributeError, match="module 'tf_memsaver' has no attribute 'optimise'"):
+        tf_memsaver.optimise  # noqa: B018
+    assert not [name for name in dir(tf_memsaver) if name not in tf_memsaver.__all__ and not name.startswith("__")]
+
+
+def test_versions() -> None:
+    found = dict(versions())
+    assert found["tf_memsaver"] == tf_memsaver.__version__ and list(found) == sorted(found)

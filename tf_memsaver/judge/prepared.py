@@ -1,0 +1,62 @@
+"""What judging any plan of one graph needs, worked out once: buffers, who makes them, and the plain steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tf_memsaver.ir.graph import Graph, Op, Phase
+
+
+class Step(NamedTuple):
+    """A scheduled op over buffers. ``op`` is its index, or -1 for an order gate (a copy of one buffer).
+
+    ``touches`` are the buffers read or written that are not resident, ``news`` those it allocates, ``overwrites`` those
+    that the first of ``news`` of the same size may take over.
+    """
+
+    op: int
+    replay: bool
+    touches: tuple[int, ...]
+    news: tuple[int, ...]
+    overwrites: tuple[int, ...]
+    workspace: int
+
+
+class Prepared:
+    """A graph, as the judge reads it. Lists over values have an entry for each value of the graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.roots = graph.roots
+        """The value whose buffer a value uses: itself, or what it is a view of."""
+        self.aliases = [value.alias_of for value in graph.values]
+        self.nbytes = [0 if value.alias_of is not None else value.nbytes for value in graph.values]
+        self.resident = [graph.values[root].kind.resident for root in self.roots]
+        self.resident_sizes = [v.nbytes for v in graph.values if v.kind.resident and v.alias_of is None]
+        """The sizes of the buffers that live during the whole step."""
+        self.forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+        self.backward = [op for op in graph.ops if op.phase is not Phase.FORWARD]
+        self.unit_of = [-1] * len(graph.values)
+        """The unit whose forward ops make a value; -1 for all others."""
+        self.unit_forward: list[list[Op]] = [[] for _ in graph.units]
+        for op in self.forward:
+            if op.unit is not None:
+                self.unit_forward[op.unit].append(op)
+                for value in op.outputs:
+                    self.unit_of[value] = op.unit
+        self.outlive = [self.roots[value] for value in graph.outputs if not self.resident[value]]
+        """The buffers that are live when the step ends."""
+        self.static = [self._static_step(op) for op in graph.ops]
+        """For each op, its step in the plain schedule."""
+
+    def _static_step(self, op: Op) -> Step:
+        roots, resident = self.roots, self.resident
+        touched = dict.fromkeys(roots[v] for v in (*op.inputs, *op.outputs) if not resident[v])
+        return Step(
+            op=op.index,
+            replay=False,
+            touches=tuple(touched),
+            news=tuple(v for v in op.outputs if roots[v] == v and not resident[v]),
+            overwrites=tuple(dict.fromkeys(roots[v] for v in op.overwrites if not resident[v])),
+            workspace=op.workspace_bytes,
+        )

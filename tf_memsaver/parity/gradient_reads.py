@@ -1,0 +1,81 @@
+"""Which values the plain step's backward operations read, told from the forward operations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tf_memsaver.parity.grappler import ADDITIONS, READS_INPUT, READS_OTHER_INPUTS, READS_OUTPUT
+from tf_memsaver.tfgraph.emission import ends_segment
+from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient
+
+
+def read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values made by ``operations`` that their gradient functions read.
+
+    Args:
+      operations: forward operations, in order.
+      sources: the tensors that gradients are taken for.
+      results: the tensors that gradients come from.
+    """
+    made = {id(tensor) for operation in operations for tensor in operation.outputs if operation.type != "Const"}
+    for operation, wanted in _differentiated(operations, sources, results):
+        for place, tensor in enumerate(operation.inputs):
+            if id(tensor) in made and _gradient_reads(operation, place, wanted):
+                yield tensor
+        if operation.type in READS_OUTPUT or (operation.type == "Pow" and wanted[1]):
+            yield from operation.outputs
+
+
+def _differentiated(
+    operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]
+) -> Iterator[tuple[Any, list[bool]]]:
+    """Yield the operations whose gradient function is asked, each with which of its inputs' gradients are wanted."""
+    reached = _reached_by_gradients(operations, results) - _inside_custom_gradients(operations)
+    followed = {id(tensor) for tensor in sources}
+    for operation in operations:
+        wanted = [id(tensor) in followed for tensor in operation.inputs]
+        if any(wanted) and operation.type != "StopGradient":
+            followed.update(id(tensor) for tensor in operation.outputs if tensor.dtype.is_floating)
+            if id(operation) in reached:
+                yield operation, wanted
+
+
+def _gradient_reads(operation: Any, place: int, wanted: Sequence[bool]) -> bool:
+    """Whether the gradient function of an operation reads its input ``place``."""
+    if operation.type in READS_OTHER_INPUTS and any(each for other, each in enumerate(wanted) if other != place):
+        return True
+    if operation.type in READS_INPUT and wanted[place]:
+        return True
+    biased = operation.type in ADDITIONS and operation.inputs[place].op.type == "BiasAdd"
+    return biased and not _are_known_equal(operation)
+
+
+def _are_known_equal(addition: Any) -> bool:
+    """Whether the shapes of both terms are known and the same; the gradient reads them when the step runs, otherwise.
+
+    So a product with its bias is not fused with the addition in the plain step. Additions of additions are made one.
+    """
+    left, right = (tensor.shape for tensor in addition.inputs)
+    return bool(left.is_fully_defined()) and left.as_list() == right.as_list()
+
+
+def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> set[int]:
+    """Return the ids of the operations that a gradient of ``results`` arrives at."""
+    wanted, reached = {id(tensor) for tensor in results}, set()
+    for operation in reversed(operations):
+        if operation.type != "StopGradient" and any(id(tensor) in wanted for tensor in operation.outputs):
+            reached.add(id(operation))
+            wanted.update(id(tensor) for tensor in operation.inputs)
+    return reached
+
+
+def _inside_custom_gradients(operations: Sequence[Any]) -> set[int]:
+    """Return the ids of the operations in functions with a gradient of their own, which are not differentiated.
+
+    Segments inside have one too, but not in the plain step.
+    """
+    reads = [[id(tensor) for tensor in operation.inputs] for operation in operations]
+    makes = [[id(tensor) for tensor in operation.outputs] for operation in operations]
+    ends = [place for place, each in enumerate(operations) if has_custom_gradient(each) and not ends_segment(each)]
+    return {id(operations[place]) for body in custom_gradient_bodies(reads, makes, ends) for place in body}

@@ -1,0 +1,134 @@
+"""The names that gradients have in the plain step, where they enter a replay, leave it, or become terms of sums."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_memsaver.parity.gates import Gates, behind
+from tf_memsaver.parity.grappler import KERNEL_GRADIENTS, PASSED_STRAIGHT
+from tf_memsaver.parity.names import plain_name
+from tf_memsaver.tfgraph.emission import ends_segment
+from tf_memsaver.tfgraph.operations import has_custom_gradient
+
+Tensors = Sequence[tf.Tensor]
+
+_ARRIVED, READY, _TERM = "arrived", "ready", "term"
+"""Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
+_COPY = re.compile(rf"/({_ARRIVED}|{READY}|{_TERM})(_\d+)?$")
+
+RENAMED = ("IdentityN", "Placeholder")
+"""Kinds of operations that hand a gradient over under a name of their own."""
+
+
+def maker_of(tensor: tf.Tensor) -> tf.Operation:
+    """Return the operation that made a tensor, before it was passed on unchanged: by an addition's gradient, too."""
+    return _history(tensor)[0]
+
+
+def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
+    """Return the operation that made a tensor, and the ends of gradients of additions that passed it on, last first."""
+    additions: list[tf.Operation] = []
+    while True:
+        operation = tensor.op
+        source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
+        if operation.type in ("EnsureShape", "Sub") and _COPY.search(operation.name):
+            source = operation.inputs[0]
+        if operation.type == "Reshape" and operation.inputs[0].op.type == "Sum":
+            summed = operation.inputs[0].op.inputs[0]
+            same = summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list()
+            source = summed if same else None
+        if source is None:
+            return operation, additions
+        if operation.type == "Reshape":
+            additions.append(operation)
+        tensor = source
+
+
+def under_plain_name(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
+
+    It becomes a term of a sum or a factor of a product, which are sorted by name. And operations of gradients wait for
+    it, as the sigmoid does that the gradient of silu computes: that keeps graph optimisation from taking them for the
+    same ones of the forward pass. All that is replayed waits for the gradient as it arrived, by the gate, but not for
+    its copy.
+    """
+    # An output that the replay itself reads, too, gets a sum.
+    if gate is None or (not output.consumers() and _goes_to_a_kernel(output)):
+        return gradient
+    return _copied(gate, gradient, _ARRIVED, name if gradient.op.type == "Placeholder" else None)
+
+
+def _copied(gate: tf.Tensor, gradient: tf.Tensor, ending: str, name: str | None = None) -> tf.Tensor:
+    """Return a gradient as an operation with its name in the plain step, or with another one.
+
+    Where graph optimisation cannot tell that an addition's operands are of one shape, it keeps what sums their
+    gradients up to their shapes, and its names: so these operations, which change nothing, follow once more.
+    """
+    maker, additions = _history(gradient)
+    with tf.name_scope(f"{name or maker.name}/"):
+        copy = behind(gate, gradient, ending)
+    for reshape in reversed(additions if name is None else []):
+        total = reshape.inputs[0].op
+        with tf.name_scope(f"{reshape.name.rpartition('/')[0]}/"):
+            copy = tf.raw_ops.Sum(input=copy, axis=total.inputs[1], name=total.name.rpartition("/")[2])
+            copy = tf.reshape(copy, reshape.inputs[1], name=reshape.name.rpartition("/")[2])
+    return copy
+
+
+def may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
+    """Whether the gradient of what a segment reads may become a term of a sum outside, as it is."""
+    inside = {id(operation) for operation in segment}
+    if any(id(reader) not in inside and reader.type != "IdentityN" for reader in tensor.consumers()):
+        return True
+    # The replay of another segment names what arrives itself.
+    return not ends_segment(tensor.op) and not _goes_to_a_kernel(tensor)
+
+
+def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
+    """Return a gradient under its name in the plain step, by an operation that tells graph optimisation its shape."""
+    gate = gates.gate([gates.first_elements([gradient])])
+    return _copied(gate, gradient, _TERM)
+
+
+def as_term(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
+
+    Graph optimisation leaves ``EnsureShape`` in place, whose kernel copies nothing; but behind it a size that is not
+    known is another unknown one, and operands are no longer known to be of one shape. Where there is such a size, an
+    identity has to do. It is taken out, with the ``IdentityN`` in front of it, which has one name for all that it
+    passes on if that is more than one tensor.
+    """
+    with tf.name_scope(f"{maker_of(tensor).name}/"):
+        if tensor.shape.is_fully_defined():
+            return tf.raw_ops.EnsureShape(input=tensor, shape=tensor.shape, name=_TERM)
+        return tf.raw_ops.Identity(input=tensor, name=_TERM)
+
+
+def _goes_to_a_kernel(tensor: tf.Tensor) -> bool:
+    """Whether the first that changes the gradient of a tensor is a kernel, which graph optimisation leaves as it is."""
+    operation = _first_to_change(tensor)
+    if operation.type == "IdentityN" and has_custom_gradient(operation):
+        return ends_segment(operation)
+    return operation.type in KERNEL_GRADIENTS
+
+
+def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
+    """Return the operation that the gradient of a tensor comes to before it is changed."""
+    operation = tensor.op
+    while operation.type in PASSED_STRAIGHT:
+        source = operation.inputs[0]
+        if len(source.consumers()) > 1:
+            break
+        operation = source.op
+    return operation
+
+
+def gated_input(gate: tf.Tensor | None, tensor: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
+    """Return ``behind`` of ``tensor``, with its name in the plain step."""
+    if gate is None:
+        return behind(None, tensor)
+    with tf.name_scope(plain_name(maker_of(tensor).name, tensor.graph, forward_first)):
+        return behind(gate, tensor, "gated")

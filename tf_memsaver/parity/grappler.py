@@ -1,0 +1,168 @@
+"""What TensorFlow goes by when it names, fuses and reorders operations: the one place for such facts.
+
+TensorFlow's graph optimizer, Grappler, rewrites every graph before it runs. What it fuses and how it orders operands
+depends on types of operations, on who else reads a value, and on names. All below was read in TensorFlow 2.21, in the
+files that stand beside each entry (below ``tensorflow/``); most are in ``core/grappler``, short ``grappler``.
+
+**Operands are sorted by name** (``grappler/utils/canonicalizer.cc: CanonicalizeNode``): those of every commutative
+operation, ``Add``, ``AddN`` and ``Mul`` among them. So a name decides in which order terms are added, and with it the
+last bits. Names compare character by character, scopes included: ``-`` comes before ``/``, that before digits, those
+before letters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import tensorflow as tf
+
+# Sums ---------------------------------------------------------------------------------------------------------------
+
+ADDITIONS = frozenset({"Add", "AddV2"})
+"""Additions of two terms (``grappler/op_types.cc: IsAdd``). Their gradient passes straight through."""
+
+SUMS = ADDITIONS | {"AddN"}
+"""What is joined to sums of many terms (``grappler/optimizers/arithmetic_optimizer.cc: AddOpsRewriteStage``).
+
+The kernel (``core/kernels/aggregate_ops.cc: AddNOp``) begins with the first term whose buffer nobody else holds.
+"""
+
+# Activations --------------------------------------------------------------------------------------------------------
+
+_FUSED_ACTIVATIONS = frozenset({"Elu", "LeakyRelu", "Relu", "Relu6", "Sigmoid", "Tanh"})
+"""What is fused with a contraction and its bias (``remapper.cc: FindContractionWithBiasAndActivation``)."""
+
+_ACTIVATIONS = _FUSED_ACTIVATIONS | {"Selu", "Softplus", "Softsign"}
+"""Activations that are one operation, and so is their gradient."""
+
+ACTIVATION_PARTS = _ACTIVATIONS | {"Erf", "Erfc", "Exp", "Log1p", "Mul", "Neg", "Pow", "RealDiv"}
+"""What activations begin with: what these read is not a term of a sum by way of them."""
+
+# Fusion -------------------------------------------------------------------------------------------------------------
+
+_ADDED_OR_ACTIVATED = SUMS | _FUSED_ACTIVATIONS | {"BiasAdd"}
+
+FUSED_WITH_READER = {
+    **dict.fromkeys(ADDITIONS, SUMS),
+    **dict.fromkeys(("BiasAdd", "Conv2D", "DepthwiseConv2dNative", "MatMul"), _ADDED_OR_ACTIVATED),
+}
+"""By type, what an operation may be made one with if it is the only one to read it.
+
+``grappler/optimizers/remapper.cc: FindContractionWithBias…``, and for sums ``AddOpsRewriteStage``.
+"""
+
+_KERNELS = frozenset(
+    """AvgPool BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D DepthwiseConv2dNative MatMul MaxPool""".split()
+)
+"""Contractions and pools, but for ``Einsum``, whose gradient is made of several operations."""
+
+FUSED_WITH_PADS_ALONE = _KERNELS | {"Einsum"}
+"""Readers that are fused with nothing in front of them but a padding (``remapper.cc: FindPadWith…``)."""
+
+PADS = frozenset({"Pad", "PadV2"})
+
+SIZES_READ_BY_GRADIENT = frozenset({"Conv2D", "Conv3D"})
+"""Convolutions whose gradient reads the sizes of their input by an operation, ``ShapeN`` (``python/ops/nn_grad.py``).
+
+Once the sizes are known, that is a constant, which waits for what made the input: a control dependency.
+"""
+
+# Constants and broadcasts -------------------------------------------------------------------------------------------
+
+CONSTANTS_MOVE_THROUGH = (frozenset({"Mul", "RealDiv"}), ADDITIONS | {"Sub"})
+"""Through a chain of one of these a constant goes to another operand (``constant_folding.cc: ConstantPushDown``)."""
+
+REORDERED_BY_SIZE = "Mul"
+"""Of products of several factors the small ones come first (``arithmetic_optimizer.cc: MinimizeBroadcasts``)."""
+
+_NEUTRAL = {"Mul": (1, (0, 1)), "RealDiv": (1, (1,)), "AddV2": (0, (0, 1)), "Sub": (0, (1,))}
+"""Operations that do nothing if one of these operands is this scalar: they are taken out.
+
+``grappler/optimizers/constant_folding.cc: SimplifyArithmeticOperations``.
+"""
+
+
+def unchanged_operand(operation: Any) -> Any | None:
+    """Return the operand that an operation passes on unchanged because the other one is neutral, or None."""
+    neutral, places = _NEUTRAL.get(operation.type, (0, ()))
+    for place in places:
+        source = operation.inputs[1 - place]
+        if _is_scalar(operation.inputs[place], neutral) and source.dtype == operation.outputs[0].dtype:
+            return source
+    return None
+
+
+def _is_scalar(tensor: Any, number: int) -> bool:
+    if tensor.op.type != "Const" or tensor.shape.rank != 0:
+        return False
+    value = tf.get_static_value(tensor)
+    return value is not None and bool(value == number)
+
+
+# What gradient functions read (python/ops: array_grad.py, math_grad.py, nn_grad.py) ---------------------------------
+
+READS_OUTPUT = frozenset(
+    """Cumprod Elu Exp Expm1 Inv LogSoftmax Max Min Prod Reciprocal Relu Relu6 Rsqrt Selu Sigmoid Softmax Sqrt
+    Tanh""".split()
+)
+"""Operations whose gradient reads what they return."""
+
+READS_INPUT = frozenset(
+    """Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Cos Cosh Cumprod Digamma Erf Erfc Erfinv L2Loss
+    LeakyRelu Lgamma Log Log1p Max Min Ndtri Pow Prod Sin Sinh Softplus Softsign Square Tan""".split()
+)
+"""Operations whose gradient reads what they are given."""
+
+READS_OTHER_INPUTS = frozenset(
+    """Atan2 BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv2DBackpropInput Conv3D Conv3DBackpropInputV2
+    DepthwiseConv2dNative Div DivNoNan Einsum FusedBatchNormV3 MatMul Maximum Minimum Mul MulNoNan Pow RealDiv Select
+    SelectV2 SquaredDifference""".split()
+)
+"""Operations whose gradient for one input reads the others."""
+
+KERNEL_GRADIENTS = _KERNELS | _ACTIVATIONS | {"FusedBatchNormV3", "IdentityN"}
+"""Operations whose gradient is a kernel, or several side by side: nothing in it is reordered."""
+
+PASSED_STRAIGHT = frozenset({"BiasAdd", "Identity", "Reshape"})
+"""Operations that hand the gradient of their output to their first input as it is."""
+
+# Names --------------------------------------------------------------------------------------------------------------
+
+TAPE_SCOPE, FUNCTION_SCOPE = "gradient_tape", "gradients"
+"""Scopes of gradients: those that a tape takes (``python/eager/backprop.py``), and those of a function's graph."""
+
+FIRST_RUN_GRADIENTS = {None: TAPE_SCOPE, False: f"0_{FUNCTION_SCOPE}", True: f"zz_{FUNCTION_SCOPE}"}
+"""Scopes that sort, against the operations of a forward pass, as the plain step's backward pass.
+
+By whether the forward pass is a function that sorts first, by name; None if both are in one graph.
+"""
+
+REPLAY_IN_FUNCTION = {False: "replayed", True: "forward"}
+"""Scopes that sort, against ``gradients``, as a forward pass that is a function of its own.
+
+By whether the forward pass sorts first.
+"""
+
+FIRST_RUN_MARK = "-unrecorded"
+"""Ends the names of first runs: a hyphen sorts before all else in names, so that they sort as in the plain step."""
+
+
+def tape_scope(recorded_in: str) -> str:
+    """Return the scope of the gradient of an operation that a tape recorded in a scope (``backprop.py``)."""
+    return f"{TAPE_SCOPE}/{recorded_in}".rstrip("/")
+
+
+def function_scope(operation: str) -> str:
+    """Return the scope of the gradient of an operation in a function (``python/ops/gradients_util.py``)."""
+    return f"{FUNCTION_SCOPE}/{operation}_grad"
+
+
+def gradient_name(operation: str) -> str:
+    """Return a name that sorts as that of the gradient of an operation, whatever characters the operation's has."""
+    return re.sub(r"[^\w./-]", "_", function_scope(operation), flags=re.ASCII)
+
+
+def sum_name(in_function: bool) -> str:
+    """Return how a gradient of several terms is called."""
+    return f"{FUNCTION_SCOPE}/AddN" if in_function else "AddN"

@@ -1,0 +1,132 @@
+"""Sums of many terms: what decides the order in which their kernel adds them.
+
+Graph optimisation makes one sum of additions of additions. Its kernel adds the terms in the order of their names, but
+begins with one whose buffer it can take for the result: the first that nobody else holds. So it counts who else reads a
+term, and when. A term that the plain step needs after the sum must be held here, too: it is read once more, after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_memsaver.parity.buffers import buffer_of
+from tf_memsaver.parity.gates import Gates
+from tf_memsaver.parity.grappler import SUMS
+from tf_memsaver.parity.readers import EXTRA_READERS, is_extra, readers_among, readers_of, source_of
+
+
+class Sum(NamedTuple):
+    """Additions that graph optimisation makes one: the last of them, and the terms of its shape."""
+
+    last: Any
+    terms: tuple[Any, ...]
+
+
+def sums_of_many(operations: Iterable[Any], readers: Mapping[int, Sequence[Any]]) -> Iterator[Sum]:
+    """Yield sums of three and more terms, whose order is part of the result; ``readers`` are those of a tensor (id)."""
+
+    def joined(tensor: Any) -> bool:
+        return tensor.op.type in SUMS and len(readers.get(id(tensor), ())) == 1
+
+    for operation in operations:
+        if operation.type not in SUMS:
+            continue
+        only = readers.get(id(operation.outputs[0]), ())
+        if len(only) != 1 or only[0].type not in SUMS:
+            shape = operation.outputs[0].shape
+            alike = (tensor for tensor in _terms(operation, joined) if tensor.shape.rank == shape.rank)
+            terms = tuple(tensor for tensor in alike if shape.rank is None or list(tensor.shape) == list(shape))
+            if len(terms) > 2:
+                yield Sum(operation, terms)
+
+
+def _terms(addition: Any, joined: Callable[[Any], bool], source: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
+    """Yield the terms of an addition, and of the additions that are ``joined`` with it."""
+    for tensor in map(source, addition.inputs):
+        if joined(tensor):
+            yield from _terms(tensor.op, joined, source)
+        else:
+            yield tensor
+
+
+def read_after_sums(
+    operations: Sequence[Any], readers: Mapping[int, Sequence[Any]], needed: Collection[int], gates: Gates
+) -> Iterator[tf.Tensor]:
+    """Read, after each sum among operations, those of its terms whose buffers (ids) the plain step needs longer."""
+    for last, terms in sums_of_many(operations, readers):
+        held = [tensor for tensor in terms if id(buffer_of(tensor)) in needed]
+        if held:
+            yield _read_after(last, held, gates)
+
+
+def read_after_sums_of_replay(
+    replayed: Sequence[Any], needed: Collection[int], outputs: Sequence[Any], gates: Gates
+) -> Iterator[tf.Tensor]:
+    """Read terms once more after a sum in a replay, where what reads them later in the plain step is not there.
+
+    That is what stands after the segment, and operations (not those whose ids are ``needed``) that nobody needs here.
+    """
+    own = [operation for operation in replayed if not is_extra(operation)]
+    place = {id(operation): number for number, operation in enumerate(own)}
+    readers: dict[int, list[Any]] = readers_among(own)
+    for tensor in outputs:
+        readers.setdefault(id(tensor), []).append(_Elsewhere())
+    returned = {id(buffer_of(tensor)) for tensor in outputs}
+    for last, terms in sums_of_many(own, readers):
+        if id(last) not in needed:
+            continue
+        unneeded = (reader for reader in own[place[id(last)] + 1 :] if id(reader) not in needed)
+        lacking = returned.union(id(buffer_of(tensor)) for reader in unneeded for tensor in reader.inputs)
+        held = [tensor for tensor in terms if id(buffer_of(tensor)) in lacking]
+        if held:
+            yield _read_after(last, held, gates)
+
+
+class _Elsewhere(NamedTuple):
+    """Stands for what reads a tensor outside of the operations that are looked at."""
+
+    type: str = ""
+
+
+def read_after_later_sums(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
+    """Read what is a term of a sum after its segment once more, after the sum.
+
+    Args:
+      tensors: results of a first run that the plain step needs longer.
+      gates: what reads single elements.
+
+    Returns:
+      What was read, as float32 vectors. What is run must depend on them by data.
+    """
+    read: list[tf.Tensor] = []
+    for tensor in tensors:
+        # A backward pass in a graph of its own gets the terms as they stand.
+        if tensor.graph is tf.compat.v1.get_default_graph():
+            sums = {id(last): last for last in _sums_with(tensor)}
+            read.extend(_read_after(last, [tensor], gates) for last in sums.values() if _has_many_terms(last))
+    return tuple(read)
+
+
+def _sums_with(tensor: Any) -> Iterator[Any]:
+    """Yield the last additions of the sums that a tensor is a term of."""
+    for reader in readers_of(tensor):
+        if reader.type in SUMS:
+            further = readers_of(reader.outputs[0])
+            inside = len(further) == 1 and further[0].type in SUMS
+            yield from _sums_with(reader.outputs[0]) if inside else (reader,)
+
+
+def _has_many_terms(addition: Any) -> bool:
+    def joined(tensor: Any) -> bool:
+        return tensor.op.type in SUMS and len(readers_of(tensor)) == 1
+
+    return sum(1 for _ in _terms(addition, joined, source_of)) > 2
+
+
+def _read_after(last: Any, terms: Sequence[Any], gates: Gates) -> tf.Tensor:
+    with tf.name_scope(EXTRA_READERS):
+        # After it by data: an operation that another one waits for is not joined with others.
+        return gates.first_elements(terms, behind=gates.gate([gates.first_elements([last.outputs[0]])]))

@@ -1,0 +1,95 @@
+"""The backward pass of a segment: its replay is traced, or copied from a twin's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.errors import SecondDerivativeError
+from tf_memsaver.parity.extra_readers import read_convolutions
+from tf_memsaver.parity.gates import Gates
+from tf_memsaver.parity.gradients import RENAMED, gradient_as_term, maker_of, may_be_summed
+from tf_memsaver.parity.names import plain_name
+from tf_memsaver.parity.sums import read_after_later_sums
+from tf_memsaver.runtime import twins
+from tf_memsaver.runtime.first_run import FirstRun
+from tf_memsaver.runtime.own_gradients import with_gradient
+from tf_memsaver.runtime.replay import Gradients, replay_eagerly, replay_in_graph
+from tf_memsaver.runtime.replayable import Shared
+
+
+def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shared) -> Gradients:
+    """Return a gradient, or None, for each of the inputs and weights of a first run.
+
+    Args:
+      first: the run to replay.
+      arrived: the gradients of its outputs, by place; it has none for those that the loss does not depend on.
+      shared: what the segments of the same forward pass share.
+    """
+    if tf.executing_eagerly():
+        return _once_only(replay_eagerly(first, arrived), first, arrived)
+    gates = shared.gates
+    # What reads the outputs is known by now.
+    first.witness += read_after_later_sums(first.needed, gates)
+    first.needed = ()
+    first.witness += read_convolutions(first.operations, first.inputs, gates)
+    described = _described(first, arrived, gates)
+    traced = shared.traces.gradients(described, lambda: replay_in_graph(first, arrived, gates), shared.names.kept)
+    gradients = _once_only(traced, first, arrived)
+    terms = [may_be_summed(tensor, first.operations) for tensor in first.inputs]
+    terms += [first.variables.count(v) > 1 or first.function.is_read_elsewhere(v) for v in first.variables]
+    return [
+        gradient_as_term(gradient, gates) if term and gradient is not None else gradient
+        for gradient, term in zip(gradients, terms, strict=True)
+    ]
+
+
+def _once_only(gradients: Sequence[tf.Tensor | None], first: FirstRun, arrived: Mapping[int, tf.Tensor]) -> Gradients:
+    """Return gradients whose own gradient is an error."""
+
+    def second(*_: Any) -> Any:
+        raise SecondDerivativeError
+
+    # Everything enters as an argument, so that no path of a second derivative goes around the error.
+    found = [gradient for gradient in gradients if gradient is not None]
+    passed = iter(with_gradient(found, [*arrived.values(), *first.arguments], second))
+    return [None if gradient is None else next(passed) for gradient in gradients]
+
+
+def _described(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Gates) -> twins.Replay | None:
+    """Return what the trace of a replay depends on, or None if that cannot be said."""
+    function = first.function
+    entering = [*arrived.values(), *first.arguments]
+    read = [*entering, *first.held, *first.witness]
+    described = twins.description(first.operations, [*read, *first.outputs])
+    if described is None:
+        return None
+    operations, outside = described
+
+    def named(operations: Iterable[Any]) -> list[str]:
+        return [
+            plain_name(operation.name, graph, function.forward_first).rstrip("/")
+            for operation in operations
+            for graph in (operation.graph, None)
+        ]
+
+    return twins.Replay(
+        key=(
+            function.forward_first,
+            tuple(arrived),
+            tuple(first.wanted),
+            # A frozen layer runs the same operations as others, but its variables are held, and get no gradient.
+            tuple(first.variables),
+            first.ungated,
+            tuple(gradient.op.type if gradient.op.type in RENAMED else "" for gradient in arrived.values()),
+            operations,
+        ),
+        sources=(*read, *outside, *gates.constants()),
+        forward=tuple(named(first.operations)),
+        names=(
+            *named(maker_of(tensor) for tensor in entering),
+            *(function.gradient_name(place) for place in arrived),
+        ),
+    )

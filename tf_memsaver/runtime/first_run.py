@@ -1,0 +1,77 @@
+"""What the first run of a segment is given, and what it leaves for its replay."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from tf_memsaver.compat.tapes import followed
+from tf_memsaver.parity.extra_readers import read_in_first_run
+from tf_memsaver.parity.gates import Gates, is_of_shapes
+from tf_memsaver.parity.grappler import FIRST_RUN_GRADIENTS
+from tf_memsaver.runtime.replayable import Replayable, Tensors
+
+
+@dataclass(slots=True, kw_only=True)
+class FirstRun:
+    """The first run of a function.
+
+    Attributes:
+      function: what is run.
+      inputs: its arguments that a replay reads after the gate.
+      weights: and those that a replay reads as they are.
+      wanted: for which of the inputs and weights a gradient is wanted.
+      variables: by weight, a number of the variable that it was read from.
+      outputs: the differentiable outputs.
+      held: the other tensors that a replay must be given again.
+      ungated: the places of those that it reads as they are.
+      operations: what the run added to its graph, if there is one.
+      witness: what the gate of the replay must depend on.
+      needed: the outputs that the plain step needs until the backward pass, and this one does not.
+    """
+
+    function: Replayable
+    inputs: Tensors
+    weights: Tensors
+    wanted: list[bool]
+    variables: list[int] = field(default_factory=list)
+    outputs: list[tf.Tensor] = field(default_factory=list)
+    held: list[tf.Tensor] = field(default_factory=list)
+    ungated: frozenset[int] = frozenset()
+    operations: tuple[tf.Operation, ...] = ()
+    witness: tuple[tf.Tensor, ...] = ()
+    needed: tuple[tf.Tensor, ...] = ()
+
+    @property
+    def arguments(self) -> list[tf.Tensor]:
+        """Inputs and weights."""
+        return [*self.inputs, *self.weights]
+
+    def run(self, gates: Gates) -> None:
+        """Run the function, and note what it returns and adds to the graph."""
+        if tf.executing_eagerly():
+            self.outputs = self.function.first_run(self.inputs, self.weights)
+            self.held = self.function.held()
+            return
+        graph = tf.compat.v1.get_default_graph()
+        start = graph.num_operations()
+        self.outputs = self.function.first_run(self.inputs, self.weights)
+        self.held = self.function.held()
+        self.operations = tuple(graph.get_operations()[start:])
+        self.ungated = frozenset(p for p, t in enumerate(self.held) if tf.is_symbolic_tensor(t) and is_of_shapes(t))
+        scope = FIRST_RUN_GRADIENTS[self.function.forward_first]
+        sources = itertools.compress(self.arguments, self.wanted)
+        witness, self.needed = read_in_first_run(self.operations, sources, self.outputs, scope, gates)
+        self.witness = () if witness is None else (witness,)
+
+    def add_reads(self, again: Sequence[tuple[int, tf.Tensor]]) -> None:
+        """Put further reads of variables (``Replayable.read_again``) in front of the weights.
+
+        The last one is the first: so it is the first to send its gradient back.
+        """
+        self.variables = [*(place for place, _ in reversed(again)), *range(len(self.weights))]
+        self.weights = [*(tensor for _, tensor in reversed(again)), *self.weights]
+        self.wanted = followed(self.arguments)

@@ -1,0 +1,138 @@
+"""The replay of a segment under a tape, and the gradients that come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.compat.graphs import wait_for_only
+from tf_memsaver.parity.extra_readers import read_in_replay
+from tf_memsaver.parity.gates import Gates, behind
+from tf_memsaver.parity.gradients import READY, gated_input, maker_of, under_plain_name
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE
+from tf_memsaver.runtime.first_run import FirstRun
+from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
+from tf_memsaver.runtime.replayable import Tensors
+
+Gradients = list[tf.Tensor | None]
+
+
+def replay_eagerly(first: FirstRun, arrived: Mapping[int, tf.Tensor]) -> Gradients:
+    """Replay a first run, and return the gradients of its inputs and weights for those that arrived, by output."""
+    function = first.function
+    finished: list[int] = []
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        inputs = [tf.identity(tensor) for tensor in first.inputs]
+        sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
+        tape.watch(sources)
+        weights = [note_gradient(tensor, place, finished) for place, tensor in enumerate(first.weights)]
+        outputs = function.replay(inputs, weights, [tf.identity(tensor) for tensor in first.held])
+        losses = [function.is_loss(place) for place in range(len(outputs))]
+        if any(losses):
+            outputs = [t if is_loss else with_late_gradient(t) for t, is_loss in zip(outputs, losses, strict=True)]
+    results = tape.gradient([outputs[p] for p in arrived], sources, output_gradients=list(arrived.values()))
+    gradients = _spread(results, first.wanted)
+    count = len(inputs)
+    return [*gradients[:count], *_as_finished(gradients[count:], first.variables, finished)]
+
+
+def _as_finished(gradients: Gradients, variables: Sequence[int], finished: Sequence[int]) -> Gradients:
+    """Return gradients of weights so that those of one variable are in the order in which they were finished.
+
+    That is the order in which the plain step's tape adds them.
+    """
+    arranged: Gradients = [None] * len(gradients)
+    for variable in dict.fromkeys(variables):
+        places = [place for place, its in enumerate(variables) if its == variable]
+        for place, source in zip(places, (each for each in finished if each in places), strict=False):
+            arranged[place] = gradients[source]
+    return arranged
+
+
+def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Gates) -> Gradients:
+    """Trace what ``replay_eagerly`` does, so that nothing of it starts before the gradients have arrived."""
+    function, graph = first.function, tf.compat.v1.get_default_graph()
+    gate = gates.gate([gates.first_elements(list(arrived.values())), *first.witness])
+    with tf.control_dependencies([gate]), tf.GradientTape(watch_accessed_variables=False) as tape:
+        inputs = [gated_input(gate, tensor, function.forward_first) for tensor in first.inputs]
+        sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
+        tape.watch(sources)
+        start = graph.num_operations()
+        held = [t if place in first.ungated else behind(gate, t) for place, t in enumerate(first.held)]
+        outputs = function.replay(inputs, first.weights, held)
+    end = graph.num_operations()
+    renamed = [under_plain_name(gate, function.gradient_name(p), each, outputs[p]) for p, each in arrived.items()]
+    # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
+    with contextlib.nullcontext() if function.forward_first is None else tf.name_scope(f"{FUNCTION_SCOPE}/"):
+        results = tape.gradient([outputs[place] for place in arrived], sources, output_gradients=renamed)
+    gradients = _spread(results, first.wanted)
+    found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
+    added = graph.get_operations()[start:]
+    replayed = added[: end - start]
+    _free_constants(replayed, gate)
+    witness = read_in_replay(replayed, added, outputs, arrived, found, gates)
+    return _released(gradients, len(inputs), None if witness is None else gates.gate([witness]))
+
+
+def _spread(results: Iterable[tf.Tensor | None], wanted: Iterable[bool]) -> Gradients:
+    """Return a gradient where one was wanted, and None elsewhere."""
+    given = iter(results)
+    return [next(given) if each else None for each in wanted]
+
+
+def _free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
+    """Let constants not wait for the gate: graph optimisation moves only free ones through chains of products and sums.
+
+    Those of gradient functions, which wait for the gradient that arrives, do so in the plain step, too.
+    """
+    for operation in operations:
+        if operation.type == "Const" and gate.op in operation.control_inputs:
+            others = [each for each in operation.control_inputs if each is not gate.op]
+            wait_for_only(operation, others)
+
+
+def _released(gradients: Gradients, inputs: int, gate: tf.Tensor | None) -> Gradients:
+    """Return gradients of inputs, then of weights, so that nobody gets one before all are there.
+
+    The replay of the segment before this one would otherwise start while weight gradients here still hold replayed
+    activations. One of them depends on ``gate`` by data.
+    """
+    free = [place >= inputs and _is_product(gradient) for place, gradient in enumerate(gradients)]
+    if gate is not None and all(gradient is None or is_free for gradient, is_free in zip(gradients, free, strict=True)):
+        free = [False] * len(gradients)
+    waiting = [gradient is not None and not is_free for gradient, is_free in zip(gradients, free, strict=True)]
+    together = iter(_together(list(itertools.compress(gradients, waiting)), sum(waiting[:inputs]), gate))
+    return [next(together) if waits else gradient for gradient, waits in zip(gradients, waiting, strict=True)]
+
+
+def _is_product(gradient: Any) -> bool:
+    """Whether a weight's gradient is a product, whose factors the optimizer's own product may be joined with.
+
+    Graph optimisation multiplies such a gradient's factors by a learning rate in the order of their sizes
+    (``MinimizeBroadcasts``), if nothing stands in between. No factor is larger than the weight.
+    """
+    return isinstance(gradient, tf.Tensor) and maker_of(gradient).type == "Mul"
+
+
+def _together(tensors: Tensors, first: int, gate: tf.Tensor | None) -> list[tf.Tensor]:
+    """Return the tensors unchanged, but none before all are there; the smallest depends on ``gate`` by data.
+
+    The smallest of those from ``first`` on, of weights, if there are any: nobody may want the gradient of an input, if
+    all that is in front of the segment is frozen, and graph optimisation would take it out.
+
+    Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition becomes
+    such a term: so each copy takes the name of the operation that made it, with an ending that sorts right after it.
+    """
+    places = range(first if first < len(tensors) else 0, len(tensors))
+    smallest = min(places, key=lambda place: tensors[place].shape.num_elements() or sys.maxsize, default=0)
+    with tf.control_dependencies([t.op for t in tensors]):
+        copies = []
+        for place, tensor in enumerate(tensors):
+            with tf.name_scope(f"{maker_of(tensor).name}/"):
+                copies.append(behind(gate if place == smallest else None, tensor, READY))
+        return copies

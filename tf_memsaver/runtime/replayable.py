@@ -1,0 +1,65 @@
+"""What can be recomputed, and what the segments of one forward pass share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import tensorflow as tf
+
+from tf_memsaver.parity.gates import Gates
+from tf_memsaver.parity.names import Names
+from tf_memsaver.runtime import twins
+
+Tensors = Sequence[tf.Tensor]
+
+
+class Replayable(Protocol):
+    """A function of tensors that can be run a second time with the same results and no second side effect."""
+
+    @property
+    def forward_first(self) -> bool | None:
+        """Whether the plain step's forward pass sorts before its backward pass, by name (``CallSequence``)."""
+        ...
+
+    def gradient_name(self, place: int) -> str:
+        """Return how the plain step names the gradient of output ``place``."""
+        ...
+
+    def is_loss(self, place: int) -> bool:
+        """Whether output ``place`` is a loss that a layer has added."""
+        ...
+
+    def may_be_term(self, place: int) -> bool:
+        """Whether output ``place`` may be a term of a sum after the segment."""
+        ...
+
+    def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
+        """Run and return the differentiable outputs (floating tensors)."""
+
+    def read_again(self) -> list[tuple[int, tf.Tensor]]:
+        """Return, after ``first_run``, a tensor for every further read of a variable, with its place in the weights.
+
+        Each read sends a gradient of its own to the variable, which adds them all at once. A replay is given these
+        tensors in front of the weights, the last one first.
+        """
+
+    def is_read_elsewhere(self, place: int) -> bool:
+        """Whether others read the variable of weight ``place``, too, so that its gradient is a term of a sum."""
+        ...
+
+    def held(self) -> list[tf.Tensor]:
+        """Return, after ``first_run``, the other tensors (of any dtype) that a replay must be given again."""
+
+    def replay(self, inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tensor]:
+        """Run again and return the same outputs, without any side effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the segments of one forward pass share."""
+
+    traces: twins.Traces = field(default_factory=twins.Traces)
+    gates: Gates = field(default_factory=Gates)
+    names: Names = field(default_factory=Names.of_model)

@@ -1,0 +1,1 @@
+"""The published figures of two papers beside ours: ``python -m tools.published``."""
