@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_memsaver.capture.function_step import capture_function
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat import keras_models
+from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
@@ -94,6 +95,29 @@ def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granu
         segments.append(Segment(start=position, stop=stop, mode=mode))
         position = stop
     return segments
+
+
+def drawn_segments(graph: Graph, positions: Sequence[int], chance: Callable[[str], bool]) -> list[Segment]:
+    """Return segments that end at some of the positions and replay nothing that is pinned, drawn by chance.
+
+    ``chance`` says whether to ``"cut"`` at a position, whether to ``"store"`` a segment that could be replayed, and
+    whether one has a ``"child"`` that ends at a position inside it.
+    """
+    count = len(graph.units)
+    every = sorted({0, *positions, count})
+    return _drawn(graph, [p for p in every if p in (0, count) or chance("cut")], every, chance)
+
+
+def _drawn(graph: Graph, ends: Sequence[int], inner: Sequence[int], chance: Callable[[str], bool]) -> list[Segment]:
+    made = []
+    for start, stop in itertools.pairwise(ends):
+        if any(unit.pinned for unit in graph.units[start:stop]) or chance("store"):
+            made.append(Segment(start=start, stop=stop, mode=SegmentMode.STORE))
+            continue
+        inside = [p for p in inner if start < p < stop and chance("child")]
+        children = _drawn(graph, [start, *inside, stop], (), chance) if inside else []
+        made.append(Segment(start=start, stop=stop, mode=SegmentMode.RECOMPUTE, children=tuple(children)))
+    return made
 
 
 def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> Any:

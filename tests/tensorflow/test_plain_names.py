@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tensorflow.graphs import model_graph
 from tests.tensorflow.plans import (
     optimized_between_cuts,
     optimized_by_hand,
     optimized_in_segments,
     segments_of,
 )
-from tests.tensorflow.test_twins import model_graph
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.program.kinds import program_of
 from tools.shared.models import small as models

@@ -60,9 +60,10 @@ def build(case: Case) -> Any:
     """Return the model, not compiled: a step is the forward pass, the mean square of the outputs, all gradients."""
     import keras
 
+    from tools.shared.models.real import application
+
     keras.utils.set_random_seed(0)
-    make = getattr(keras.applications, case.model)
-    return make(weights=None, input_shape=(case.pixels, case.pixels, 3))
+    return application(case.model, case.pixels)
 
 
 # Predicted ------------------------------------------------------------------------------------------------------------
