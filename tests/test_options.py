@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.options import checked
+from tf_memsaver.options import OPTIONS, checked
+from tf_memsaver.options.checks import path
+from tf_memsaver.options.table import Mode, RequestOptions, RunOptions, Strategy, options_of
+from tf_memsaver.options.verbs import takes
+from tf_memsaver.plan.registry import planner_named
 from tf_memsaver.plan.request import Request
+from tf_memsaver.planners.solve import planner_names
 
 
 class Unprintable:
@@ -68,7 +75,6 @@ NO_PATHS = [3, None, "", b"x", "a\0b", ["x"]]
                 "profile": ["no", 1, 0, None],
                 "isolate": ["no", 1, 0, None],
                 "overwrite": ["no", 1, 0, None],
-                "source": NO_PATHS,
             }.items()
             for number, value in enumerate([*values, Unprintable()])
         ]
@@ -80,6 +86,12 @@ def test_what_an_option_may_not_be(name: str, value: Any) -> None:
     sentence = str(caught.value)
     assert sentence.endswith(".") or name == "budget"
     assert len(sentence) < 250 and "\n" not in sentence and sentence.encode()
+
+
+@pytest.mark.parametrize("value", [*NO_PATHS, Unprintable()])
+def test_what_is_no_path(value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^source must be a path"):
+        path("source", value)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +114,72 @@ def test_what_an_option_may_not_be(name: str, value: Any) -> None:
 def test_what_an_option_may_be(name: str, value: Any, used: Any) -> None:
     found = checked(**{name: value})[name]
     assert found == used and type(found) is type(used)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_is_said_of_an_option(name: str) -> None:
+    option = OPTIONS[name]
+    if name != "batch_size":
+        assert option.check(name, option.default) == option.default
+    assert option.help and not option.help.endswith(".") and (not option.more or option.more.endswith("."))
+    assert option.value != "" or option.default is False
+
+
+def test_the_strategies_that_editors_offer_are_the_planners_of_this_package() -> None:
+    own = [
+        name for name in planner_names() if planner_named(name).propose.__module__.startswith("tf_memsaver.planners.")
+    ]
+    assert sorted(get_args(Strategy)) == own
+
+
+def test_a_request_has_the_options_that_make_it_up() -> None:
+    fields = {field.name for field in dataclasses.fields(Request)}
+    assert {name.replace("budget", "budget_bytes") for name in options_of(RequestOptions)} == fields
+    assert Request.of({"budget": "1KiB", "keep": "a", "points": 3}) == Request(budget_bytes=1024, keep=("a",))
+
+
+@takes(RunOptions)
+def run(model: Any, *rest: Any, **options: Any) -> Any:
+    """Run a model.
+
+    Args:
+      model: a model.
+      steps: of its own kind.
+
+    Raises:
+      ValueError: never.
+    """
+    return model, rest, options
+
+
+def test_a_verb_gets_all_its_options_as_we_use_them() -> None:
+    assert run("m", 1, batch_size=np.int64(4)) == ("m", (1,), {"batch_size": 4, "mode": "graph", "steps": 3})
+    with pytest.raises(InvalidRequestError, match="mode must be one of eager, graph, xla, got 'fast'"):
+        run("m", batch_size=4, mode="fast")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"batch_size": 4, "stesp": 3}, r"run\(\) got an unexpected keyword argument 'stesp'\. Did you mean steps\?"),
+        ({"batch_size": 4, "colour": 3}, r"unexpected keyword argument 'colour'\. It takes batch_size, mode, steps\."),
+        ({"steps": 3}, r"run\(\) missing a required argument: 'batch_size'"),
+    ],
+)
+def test_a_wrong_keyword_names_the_right_one(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        run("m", **given)
+
+
+def test_a_verb_shows_its_options() -> None:
+    parameters = inspect.signature(run).parameters
+    assert list(parameters) == ["model", "rest", "batch_size", "mode", "steps"]
+    assert parameters["batch_size"].default is inspect.Parameter.empty and parameters["steps"].default == 3
+    assert get_type_hints(run)["mode"] == Mode
+    assert run.__doc__ is not None
+    arguments = run.__doc__.partition("Args:\n")[2].partition("\n\nRaises:\n  ValueError: never.")[0].splitlines()
+    entries = [line.strip().partition(":")[0] for line in arguments if not line.startswith("    ")]
+    assert entries == ["model", "steps", "batch_size", "mode"] and "  steps: of its own kind." in arguments
 
 
 def test_a_request_checks_its_fields() -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 import tf_memsaver
+from tools.shared.processes import run_code
 
 ROOT = Path(tf_memsaver.__file__).parent
+TESTS = Path(__file__).parent
+TOOLS = TESTS.parent / "tools"
 PACKAGE = "tf_memsaver"
 
 LOOSE = ("errors", "units", "options", "api", "callbacks", "cli", "__init__", "__main__")
@@ -211,6 +214,46 @@ def test_what_is_private_of_others_is_reached_in_compat(module: str):
 )
 def test_what_is_private_of_others(code: str, found: list[str]):
     assert [name for _, name in private_names(ast.parse(code))] == found
+
+
+def test_folders_of_tests_are_rooms():
+    folders = {path.parent.name for path in TESTS.glob("*/test_*.py")}
+    assert folders <= {*FLOORS, "tensorflow", "tools"}
+
+
+def test_what_tests_and_tools_share_is_in_neither():
+    for path in [*TESTS.rglob("*.py"), *TOOLS.rglob("*.py")]:
+        for line, name in imported(path):
+            parts = name.split(".")
+            place = f"{path.relative_to(TESTS.parent)}:{line}"
+            if path.is_relative_to(TESTS):
+                assert not any(part.startswith("test_") for part in parts[:-1]), f"{place}: no test imports a test"
+            elif path.is_relative_to(TOOLS / "shared"):
+                assert parts[0] != "tests" and (parts[0] != "tools" or parts[1] == "shared"), f"{place} imports {name}"
+            else:
+                assert parts[0] != "tests", f"{place} imports {name}: what is shared is in tools/shared"
+
+
+def test_the_path_of_imports_is_left_alone():
+    for path in [*TESTS.rglob("*.py"), *TOOLS.rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                assert not ast.unparse(node.func).startswith("sys.path."), f"{path.name}:{node.lineno}"
+
+
+def test_tests_of_planning_need_no_tensorflow():
+    folders = [TESTS / room for room in (*PLANNING, "files")]
+    modules = [f"tests.{path.parent.name}.{path.stem}" for folder in folders for path in folder.glob("test_*.py")]
+    assert len(modules) > 10
+    done = run_code(
+        f"""
+        import importlib, sys
+        for name in {sorted(modules)}:
+            importlib.import_module(name)
+            assert not {FRAMEWORKS} & set(sys.modules), name
+        """
+    )
+    assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_the_rules_fail_for_the_house_of_version_0_1():

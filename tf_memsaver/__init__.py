@@ -10,12 +10,33 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tf_memsaver.compat.backend import TENSORFLOW, backend, check_backend
-from tf_memsaver.errors import MemsaverError
+from tf_memsaver.compat.versions import __version__
+from tf_memsaver.errors import (
+    CertificationError,
+    HintError,
+    InfeasibleBudgetError,
+    InfeasibleOverheadError,
+    InvalidRequestError,
+    MeasurementError,
+    MemsaverError,
+    MissingExtraError,
+    OutputError,
+    OutputExistsError,
+    PlanFormatError,
+    PlanMismatchError,
+    SecondDerivativeError,
+    UnknownDimensionError,
+    UnsupportedModelError,
+)
+from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
 
 if TYPE_CHECKING:
     from tf_memsaver.api import (
+        Measurement,
+        Verification,
         apply_plan,
         capture_graph,
         estimate,
@@ -29,17 +50,36 @@ if TYPE_CHECKING:
         strip,
         verify,
     )
+    from tf_memsaver.judge.estimate import Estimate
     from tf_memsaver.plan.problem import Problem
     from tf_memsaver.plan.registry import register_planner
 
-__version__ = "0.1.0"
-
 __all__ = [
+    "CertificationError",
+    "Estimate",
+    "Graph",
+    "HintError",
+    "InfeasibleBudgetError",
+    "InfeasibleOverheadError",
+    "InvalidRequestError",
+    "Measurement",
+    "MeasurementError",
     "MemsaverError",
+    "MissingExtraError",
+    "OutputError",
+    "OutputExistsError",
     "Plan",
+    "PlanFormatError",
+    "PlanMismatchError",
     "Problem",
+    "Request",
+    "SecondDerivativeError",
     "Segment",
     "SegmentMode",
+    "UnknownDimensionError",
+    "UnsupportedModelError",
+    "Verification",
+    "__version__",
     "apply_plan",
     "capture_graph",
     "estimate",
@@ -55,18 +95,28 @@ __all__ = [
     "verify",
 ]
 
-_PLANNING = {"Problem": "tf_memsaver.plan.problem", "register_planner": "tf_memsaver.plan.registry"}
+_API = "tf_memsaver.api"
+_LOADED_WHEN_USED = {
+    **{name: _API for name in __all__ if name not in globals()},
+    "Estimate": "tf_memsaver.judge.estimate",
+    "Problem": "tf_memsaver.plan.problem",
+    "register_planner": "tf_memsaver.plan.registry",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLANNING:
-        return getattr(importlib.import_module(_PLANNING[name]), name)
-    if name in __all__:
+    module = _LOADED_WHEN_USED.get(name)
+    if module is None:
+        raise AttributeError(f"module 'tf_memsaver' has no attribute {name!r}")
+    if module == _API:
         check_backend()
-        return getattr(importlib.import_module("tf_memsaver.api"), name)
-    raise AttributeError(f"module 'tf_memsaver' has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 if "keras" in sys.modules and backend() == TENSORFLOW:
     # A script that has Keras already may load a saved optimized model before it uses a verb: register its class now.
-    importlib.import_module("tf_memsaver.rewrite.keras_model")
+    importlib.import_module("tf_memsaver.rewrite.optimized_model")

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, NoReturn
 
 from absl import app, flags, logging
@@ -19,6 +18,7 @@ from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
 from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.compat.backend import check_backend
+from tf_memsaver.compat.versions import __version__
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.report.progress import Progress
@@ -64,7 +64,7 @@ def _parse(argv: Sequence[str]) -> Invocation:
     if _HELP.intersection(arguments):
         _leave(program_help() if command is None else command_help(command))
     if name == "--version":
-        _leave(f"tf_memsaver {metadata.version('tf_memsaver')}")
+        _leave(f"tf_memsaver {__version__}")
     if command is None:
         reason = f"'{name}' is not a command" if name else "no command was given"
         _reject(f"{reason}; commands are {', '.join(COMMANDS)}")

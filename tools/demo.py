@@ -6,7 +6,6 @@ Usage: tools/demo [--budget=BYTES] [--batch_size=N] [--steps=N] [--verify_steps=
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,8 @@ from tf_memsaver.report.progress import Progress
 from tf_memsaver.units import format_bytes
 from tools.saved_model_step import gradient_step, one_operation_at_a_time
 from tools.shared.models.real import build
-from tools.shared.results import ROOT
+from tools.shared.processes import run_module
+from tools.shared.records import differing, read
 
 _BUDGET = flags.DEFINE_string("budget", None, "peak memory of a training step (default: smallest within 30% more time)")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "examples in a batch", lower_bound=1)
@@ -80,30 +80,24 @@ def _export_and_reload(optimized: Any, batch_size: int, folder: Path, progress: 
         tf_memsaver.export_saved_model(optimized, folder / "saved_model")
     names = ("saved_model", "batch.npz", "result.npz")
     with progress.stage("loading it with TensorFlow alone, in a fresh process, and training one step"):
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.saved_model_step", *(folder / name for name in names)],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = run_module("tools.saved_model_step", *(folder / name for name in names))
     if done.returncode:
         raise SystemExit(f"the step on the SavedModel failed with code {done.returncode}:\n{done.stderr}")
     with progress.stage("the same step on the optimized model"):
         loss, gradients = gradient_step(
             lambda images: optimized(images, training=True), optimized.trainable_variables, x, y
         )
-    with np.load(folder / "result.npz") as result:
-        found = {name: result[name] for name in result.files}
-    pairs = [(found[f"gradient{number}"], gradient.numpy()) for number, gradient in enumerate(gradients)]
-    same = sum(bool(np.array_equal(theirs, ours)) for theirs, ours in pairs)
+    found = read(folder / "result.npz")
+    ours = {f"gradient{number}": gradient.numpy() for number, gradient in enumerate(gradients)}
+    theirs = {name: found[name] for name in ours}
+    same = len(ours) - len(differing(theirs, ours))
     return {
         "loss": (float(found["loss"]), float(loss)),
-        "gradients": (same, len(pairs)),
-        "difference": max(float(np.max(np.abs(theirs - ours))) for theirs, ours in pairs),
+        "gradients": (same, len(ours)),
+        "difference": max(float(np.max(np.abs(theirs[name] - ours[name]))) for name in ours),
         "activation_bytes": int(found["peak_bytes"] - found["live_bytes"] - found["gradient_bytes"]),
         "peak_bytes": int(found["peak_bytes"]),
-        "identical": same == len(pairs) and float(found["loss"]) == float(loss),
+        "identical": same == len(ours) and float(found["loss"]) == float(loss),
     }
 
 

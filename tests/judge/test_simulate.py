@@ -41,8 +41,6 @@ def test_plain_chain():
     assert timeline.replay_seconds == 0
     # Forward 8 s a layer and loss 1; backward 16 s for each 8 bytes, 2 for each weight gradient.
     assert timeline.step_seconds == 3 * 8 + 1 + 16 + 3 * 2 + 2 * 16
-    largest_first = [graph.values[v].nbytes for v in timeline.live_at_peak]
-    assert largest_first == [8, 8, 8, 1, 1]
 
 
 def test_recompute_segment():

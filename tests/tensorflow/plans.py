@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.function import capture_function
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.function_step import capture_function
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat import keras_models
+from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
@@ -19,11 +20,10 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
-from tf_memsaver.program.model_function import ModelFunction
-from tf_memsaver.program.sublayer_calls import SublayerCalls
-from tf_memsaver.rewrite.function import make_optimized_function
-from tf_memsaver.rewrite.keras_model import make_uncertified
+from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.layer_calls import list_layer_calls
+from tf_memsaver.rewrite.optimized_function import make_optimized_function
+from tf_memsaver.rewrite.optimized_model import make_uncertified
 
 Span = tuple[Any, ...]
 """``(first, last)`` labels of the layer calls that a recompute segment holds, or with a third item: child spans."""
@@ -97,12 +97,27 @@ def runs_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granu
     return segments
 
 
-def sequence_of(model: Any, granularity: str) -> CallSequence:
-    if granularity == "op":
-        return ModelFunction(model).calls.sequence
-    if runs_as_python(model):
-        return SublayerCalls(model).calls.sequence
-    return list_layer_calls(model)
+def drawn_segments(graph: Graph, positions: Sequence[int], chance: Callable[[str], bool]) -> list[Segment]:
+    """Return segments that end at some of the positions and replay nothing that is pinned, drawn by chance.
+
+    ``chance`` says whether to ``"cut"`` at a position, whether to ``"store"`` a segment that could be replayed, and
+    whether one has a ``"child"`` that ends at a position inside it.
+    """
+    count = len(graph.units)
+    every = sorted({0, *positions, count})
+    return _drawn(graph, [p for p in every if p in (0, count) or chance("cut")], every, chance)
+
+
+def _drawn(graph: Graph, ends: Sequence[int], inner: Sequence[int], chance: Callable[[str], bool]) -> list[Segment]:
+    made = []
+    for start, stop in itertools.pairwise(ends):
+        if any(unit.pinned for unit in graph.units[start:stop]) or chance("store"):
+            made.append(Segment(start=start, stop=stop, mode=SegmentMode.STORE))
+            continue
+        inside = [p for p in inner if start < p < stop and chance("child")]
+        children = _drawn(graph, [start, *inside, stop], (), chance) if inside else []
+        made.append(Segment(start=start, stop=stop, mode=SegmentMode.RECOMPUTE, children=tuple(children)))
+    return made
 
 
 def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> Any:
@@ -123,7 +138,7 @@ def optimized_one_by_one(model: Any, *, batch_size: int = 4) -> Any:
 
 def optimized_in_segments(model: Any, segments: Sequence[Segment], batch_size: int, granularity: str) -> Any:
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
-    plan = plan_of(sequence_of(model, granularity), segments, batch_size)
+    plan = plan_of(program_of(model, granularity).sequence, segments, batch_size)
     request = dataclasses.replace(plan.request, granularity=granularity)
     return make_uncertified(model, dataclasses.replace(plan, request=request))
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tensorflow.plans import labels
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.measure import measure
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
@@ -86,7 +86,7 @@ def test_activations_grow_with_the_batch_and_parameters_do_not() -> None:
     assert small.bytes_of(MemoryKind.PARAMETER) == large.bytes_of(MemoryKind.PARAMETER)
     ratio = large.bytes_of(MemoryKind.ACTIVATION) / small.bytes_of(MemoryKind.ACTIVATION)
     assert 1.9 < ratio < 2.1
-    assert small.fingerprint == large.fingerprint
+    assert small.signatures == large.signatures
 
 
 def test_a_product_with_one_is_a_view_as_graph_optimisation_makes_it() -> None:

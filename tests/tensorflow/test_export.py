@@ -14,8 +14,8 @@ from keras import layers
 import tf_memsaver
 from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError
+from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.saved.export import PLAN_FILE
 from tools.shared.models import small as models
 from tools.shared.training import batch_for, kept_state
 
@@ -27,7 +27,7 @@ def optimized() -> Any:
 
 def test_the_plan_lies_beside_the_model(tmp_path: Path, optimized: Any) -> None:
     tf_memsaver.export_saved_model(optimized, tmp_path / "saved")
-    assert Plan.load(tmp_path / "saved" / PLAN_FILE) == optimized.memsaver_plan
+    assert Plan.load(tmp_path / "saved" / EXTRA_FOLDER / EXPORTED_PLAN) == optimized.memsaver_plan
     assert sorted(p.name for p in tmp_path.iterdir()) == ["saved"]
 
 
@@ -44,12 +44,12 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, optimized: Any) -> Non
 
 def test_a_saved_model_is_replaced_with_leave(tmp_path: Path, optimized: Any) -> None:
     optimized.export(tmp_path / "saved", verbose=False)
-    assert not (tmp_path / "saved" / PLAN_FILE).exists()
+    assert not (tmp_path / "saved" / EXTRA_FOLDER / EXPORTED_PLAN).exists()
     with pytest.raises(OutputExistsError, match="allow overwriting"):
         tf_memsaver.export_saved_model(optimized, tmp_path / "saved")
     for _ in range(2):
         tf_memsaver.export_saved_model(optimized, tmp_path / "saved", overwrite=True)
-        assert (tmp_path / "saved" / PLAN_FILE).exists()
+        assert (tmp_path / "saved" / EXTRA_FOLDER / EXPORTED_PLAN).exists()
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 

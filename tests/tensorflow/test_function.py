@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import cut_everywhere
-from tf_memsaver.capture.function import capture_function, concrete_function
+from tf_memsaver.capture.function_step import capture_function, concrete_function
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode
@@ -21,11 +22,10 @@ from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.rewrite.segments import SegmentedForward
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, implements
 from tools.shared.function_training import free_spec, train_function
+from tools.shared.memory import peak_over_live
 from tools.shared.models import functions
-from tools.shared.models import small as models
+from tools.shared.models.real import approximate_gelu
 from tools.shared.records import differing
-
-MIB = 2**20
 
 
 @pytest.mark.parametrize("build", functions.CASES, ids=lambda build: build.__name__)
@@ -40,7 +40,7 @@ def test_segments_between_all_cuts_train_alike(build: Callable[[], functions.Cas
 
 
 @pytest.mark.parametrize(
-    "activation", ["relu", "tanh", "silu", "softplus", "mish", "elu", "selu", "leaky_relu", models.approximate_gelu]
+    "activation", ["relu", "tanh", "silu", "softplus", "mish", "elu", "selu", "leaky_relu", approximate_gelu]
 )
 def test_activations_cut_anywhere(activation: Any) -> None:
     test_segments_between_all_cuts_train_alike(lambda: functions.dense(activation))
@@ -81,7 +81,7 @@ def test_copies_have_names_shapes_and_order_of_the_source(build: Callable[[], fu
     calls = FunctionCalls(concrete)
     count = len(calls.sequence.calls)
     forward = SegmentedForward(calls.sequence, [Segment(start=0, stop=count, mode=SegmentMode.STORE)])
-    copy = tf.function(lambda x: calls.leave(forward(calls.enter([x]), training=True)), autograph=False)
+    copy = tf.function(lambda x: calls.finish(forward(calls.enter([x]), training=True)), autograph=False)
     inlined = ("PartitionedCall", "Identity")
     missing = before - set(_described(copy.get_concrete_function(free_spec(arguments[0])).graph))
     assert [each for each in missing if not each[1].endswith(inlined)] == []
@@ -140,7 +140,7 @@ def test_sums_that_wait_are_added_to_apart() -> None:
     assert apart == ["add", "add_1", "add_2", "add_3"]
     count = len(calls.sequence.calls)
     forward = SegmentedForward(calls.sequence, [Segment(start=0, stop=count, mode=SegmentMode.STORE)])
-    copy = tf.function(lambda x: calls.leave(forward(calls.enter([x]), training=True)), autograph=False)
+    copy = tf.function(lambda x: calls.finish(forward(calls.enter([x]), training=True)), autograph=False)
     operations = copy.get_concrete_function(free_spec(arguments[0])).graph.get_operations()
     waits = {each.name: len(each.control_inputs) for each in operations if each.type == "NoOp"}
     ends = [f"{name}/output_control_node" for name in ("StatefulPartitionedCall", "StatefulPartitionedCall_3")]
@@ -239,10 +239,7 @@ def test_memory_is_saved_and_about_what_the_plan_says() -> None:
             return tape.gradient(loss, variables)
 
         step(*arguments)
-        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        step(*arguments)
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
+        peaks.append(peak_over_live(functools.partial(step, *arguments)))
     assert peaks[1] < 0.4 * peaks[0]
     assert plan.peak_bytes / plan.plain_peak_bytes == pytest.approx(peaks[1] / peaks[0], rel=0.3)
 

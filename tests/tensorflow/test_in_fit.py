@@ -16,8 +16,8 @@ import tf_memsaver
 from tests.tensorflow.plans import labels, optimized_by_hand
 from tools.shared.models import small as models
 from tools.shared.models.small import register
-from tools.shared.records import assert_identical
-from tools.shared.training import assert_fit_alike, train
+from tools.shared.records import Record, array_of, assert_identical
+from tools.shared.training import assert_fit_alike, kept_state, train
 
 GRANULARITIES = ("layer", "op")
 
@@ -141,15 +141,14 @@ def test_keywords_of_ones_own_leave_segments_on(granularity: str) -> None:
     assert_identical(*(_gradients(each, x, **arguments) for each in (model, optimized)))
 
 
-def _gradients(model: Any, x: Any, **arguments: Any) -> dict[tuple[Any, ...], Any]:
+def _gradients(model: Any, x: Any, **arguments: Any) -> Record:
     """Return the gradients of one step in a graph; the state is put back."""
-    values = [v.numpy() for v in model.variables]
-    gradients = tf.function(_under_a_tape(model, **arguments))(tf.constant(x))
-    record = {("gradient", place): None if g is None else g.numpy() for place, g in enumerate(gradients)}
-    for variable, value in zip(model.variables, values, strict=True):
-        record["variable", variable.path] = variable.numpy()
-        variable.assign(value)
-    return record
+    with kept_state(model):
+        gradients = tf.function(_under_a_tape(model, **arguments))(tf.constant(x))
+        return {
+            **{("gradient", place): array_of(gradient) for place, gradient in enumerate(gradients)},
+            **{("variable", variable.path): array_of(variable) for variable in model.variables},
+        }
 
 
 @pytest.mark.parametrize("training", [None, False, True])

@@ -17,38 +17,19 @@ from hypothesis import strategies as st
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of, sequence_of
+from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program import model_function
+from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.moved_cuts import MovedCuts, longest_increasing
 from tf_memsaver.program.signature import trace_call
 from tools.shared.models import small as models
-from tools.shared.models.real import bert, gpt2, vit
+from tools.shared.models.real import gpt2
 from tools.shared.records import assert_close
 from tools.shared.training import assert_trains_alike, batch_for, train
-
-
-def adds_losses() -> Any:
-    x = inputs = keras.Input((8,))
-    for number in range(3):
-        x = models.AddsLoss(name=f"loss{number}")(layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x))
-    return keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
-
-
-def small_bert() -> Any:
-    return bert(layers=2, width=16, heads=2, length=6, vocabulary=5)
-
-
-def small_gpt2() -> Any:
-    return gpt2(layers=2, width=16, heads=2, length=6, vocabulary=5)
-
-
-def small_vit() -> Any:
-    return vit(layers=2, width=16, heads=2, patch=56)
-
 
 MODELS: list[Callable[[], Any]] = [
     models.dropout_chain,
@@ -59,10 +40,10 @@ MODELS: list[Callable[[], Any]] = [
     models.two_by_two,
     models.transfer,
     models.siamese,
-    adds_losses,
-    small_bert,
-    small_gpt2,
-    small_vit,
+    models.adds_losses,
+    models.small_bert,
+    models.small_gpt2,
+    models.small_vit,
 ]
 
 
@@ -75,7 +56,9 @@ def test_segments_between_all_cuts_train_alike(build: Callable[[], Any], free_ba
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=free_batch)
 
 
-@pytest.mark.parametrize("build", [small_bert, small_gpt2, small_vit], ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    "build", [models.small_bert, models.small_gpt2, models.small_vit], ids=lambda build: build.__name__
+)
 def test_layers_of_transformers_between_all_cuts_train_alike(build: Callable[[], Any]) -> None:
     keras.utils.set_random_seed(0)
     model = build()
@@ -158,7 +141,7 @@ def test_graphs_that_were_only_listed_are_not_kept(monkeypatch: pytest.MonkeyPat
     assert all(gradient is not None for gradient in tape.gradient(loss, optimized.trainable_variables))
 
 
-@pytest.mark.parametrize("build", [models.dropout_chain, models.residual_net, small_vit])
+@pytest.mark.parametrize("build", [models.dropout_chain, models.residual_net, models.small_vit])
 def test_gradients_that_nobody_wants_are_not_traced(build: Callable[[], Any]) -> None:
     def backward_operations(model: Any) -> list[str]:
         @tf.function(autograph=False)
@@ -273,7 +256,7 @@ def test_random_numbers_of_a_replay_have_a_shape_that_graph_optimisation_sees() 
     x = layers.Dropout(0.1, dtype="mixed_float16")(layers.Dense(64, "gelu", dtype="mixed_float16")(inputs))
     x = layers.Dense(64, "gelu", dtype="float64", name="after")(x)
     model = keras.Model(inputs, layers.Dense(4)(x))
-    calls = [call.label for call in sequence_of(model, "op").calls]
+    calls = [call.label for call in program_of(model, "op").sequence.calls]
     start, stop = (next(n for n, label in enumerate(calls) if each in label) for each in ("Uniform", "after_1/Gelu"))
     optimized = optimized_in_segments(model, segments_of(calls, [(calls[start], calls[stop - 1])]), 64, "op")
     assert_trains_alike(model, optimized, modes=("graph",), batch_size=64, free_batch=True)

@@ -16,86 +16,15 @@ import tf_memsaver
 from tests.tensorflow.plans import optimized_between_cuts
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.program.signature import note_inputs, signature_of
-from tools.shared.models.small import register
+from tools.shared.models import own_call
 from tools.shared.training import assert_trains_alike
 
 
-@register
-class Blocks(keras.Model):
-    """A loop, a branch on ``training``, layers in a list, BatchNorm and dropout, a loss and a variable of its own."""
-
-    def __init__(self, width: int = 16, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.width = width
-        self.blocks = [layers.Dense(width, activation="tanh") for _ in range(4)]
-        self.norm, self.drop, self.head = layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(2)
-        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        for number, block in enumerate(self.blocks):
-            x = x + block(x)
-            if training and number % 2:
-                x = self.drop(self.norm(x, training=training), training=training)
-        if training:
-            self.steps.assign(self.steps + 1.0)
-            self.add_loss(1e-3 * keras.ops.sum(x**2))
-        return self.head(x)
-
-    def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, "width": self.width}
-
-
-class NoTraining(keras.Model):
-    """Takes no ``training``; a dict in, a dict out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.dense, self.out = layers.Embedding(8, 16), layers.Dense(16, "relu"), layers.Dense(3)
-
-    def call(self, batch: Any) -> Any:
-        x = keras.ops.mean(self.embed(batch["words"]), axis=1) * batch["scale"]
-        for _ in range(3):
-            x = self.dense(x)
-        return {"class": self.out(x), "size": keras.ops.sum(x, axis=-1, keepdims=True)}
-
-
-class OwnCallOfAGraph(keras.Model):
-    """Made from inputs and outputs, but called otherwise."""
-
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        return 2.0 * super().call(inputs, training=training, mask=mask)
-
-
-def blocks() -> Any:
-    model = Blocks()
-    note_inputs(model, tf.TensorSpec((None, 16)))
-    return model
-
-
-def blocks_half() -> Any:
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = Blocks()
-        note_inputs(model, np.zeros((2, 16), np.float32))
-    finally:
-        keras.config.set_dtype_policy("float32")
-    return model
-
-
-def dictionaries() -> Any:
-    model = NoTraining()
-    note_inputs(model, {"words": tf.TensorSpec((None, 5), tf.int32), "scale": tf.TensorSpec((None, 1))})
-    return model
-
-
-def of_a_graph() -> Any:
-    x = inputs = keras.Input((16,))
-    for _ in range(4):
-        x = layers.Dense(16, activation="tanh")(x)
-    return OwnCallOfAGraph(inputs, layers.Dense(2)(x))
-
-
-@pytest.mark.parametrize("build", [blocks, blocks_half, dictionaries, of_a_graph], ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    "build",
+    [own_call.blocks, own_call.blocks_half, own_call.dictionaries, own_call.of_a_graph],
+    ids=lambda build: build.__name__,
+)
 def test_segments_between_all_cuts_train_alike(build: Callable[[], Any]) -> None:
     keras.utils.set_random_seed(0)
     model = build()
@@ -110,12 +39,12 @@ def test_fit_is_the_same_and_takes_less_memory() -> None:
     histories, peaks = [], []
     for optimize in (False, True):
         keras.utils.set_random_seed(0)
-        model: Any = Blocks(256)
+        model: Any = own_call.Blocks(256)
         note_inputs(model, x)
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
         if optimize:
             model = tf_memsaver.optimize(model, batch_size=2048, strategy="min_peak", granularity="op")
-            assert isinstance(model, Blocks) and model.memsaver_plan.recomputed
+            assert isinstance(model, own_call.Blocks) and model.memsaver_plan.recomputed
         histories.append(model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history)
         assert float(model.steps) == 8
         peaks.append(tf_memsaver.measure(model, batch_size=2048, isolate=False).activation_bytes)
@@ -124,22 +53,22 @@ def test_fit_is_the_same_and_takes_less_memory() -> None:
 
 
 def test_the_same_layers_and_variables() -> None:
-    model = blocks()
+    model = own_call.blocks()
     optimized = tf_memsaver.optimize(model, batch_size=4, granularity="op")
-    assert type(optimized).__name__ == "Blocks" and isinstance(optimized, Blocks) and optimized.width == 16
+    assert type(optimized).__name__ == "Blocks" and isinstance(optimized, own_call.Blocks) and optimized.width == 16
     for kind in ("layers", "variables", "trainable_variables", "non_trainable_variables", "metrics"):
         assert [id(each) for each in getattr(optimized, kind)] == [id(each) for each in getattr(model, kind)], kind
     optimized.compile("sgd", "mse")
     assert not model.compiled and not model.metrics
     plain = tf_memsaver.strip(optimized)
-    assert type(plain) is Blocks and plain.blocks[0] is model.blocks[0]
+    assert type(plain) is own_call.Blocks and plain.blocks[0] is model.blocks[0]
     x = np.ones((2, 16), np.float32)
     assert np.array_equal(optimized.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
 def test_save_and_load(tmp_path: Path) -> None:
     optimized = tf_memsaver.optimize(
-        Blocks(), batch_size=4, strategy="min_peak", granularity="op", inputs=tf.TensorSpec((None, 16))
+        own_call.Blocks(), batch_size=4, strategy="min_peak", granularity="op", inputs=tf.TensorSpec((None, 16))
     )
     optimized.compile("adam", "mse")
     x = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
@@ -150,25 +79,25 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert np.array_equal(loaded.predict(x, verbose=0), optimized.predict(x, verbose=0))
     assert tf_memsaver.measure(loaded, batch_size=4, steps=1).steps == 1
     optimized.save_weights(tmp_path / "model.weights.h5")
-    fresh = blocks()
+    fresh = own_call.blocks()
     fresh.load_weights(tmp_path / "model.weights.h5")
     assert all(np.array_equal(a, b) for a, b in zip(fresh.get_weights(), optimized.get_weights(), strict=True))
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="inputs="):
-        tf_memsaver.optimize(Blocks(), batch_size=4, granularity="op")
+        tf_memsaver.optimize(own_call.Blocks(), batch_size=4, granularity="op")
     with pytest.raises(InvalidRequestError, match="TensorSpec"):
-        tf_memsaver.optimize(Blocks(), batch_size=4, granularity="op", inputs="images")
+        tf_memsaver.optimize(own_call.Blocks(), batch_size=4, granularity="op", inputs="images")
     with pytest.raises(UnknownDimensionError):
         tf_memsaver.optimize(
-            dictionaries(),
+            own_call.dictionaries(),
             batch_size=4,
             granularity="op",
             inputs={"words": tf.TensorSpec((None, None), tf.int32), "scale": tf.TensorSpec((None, 1))},
         )
     with pytest.raises(InvalidRequestError, match="knows its inputs"):
-        tf_memsaver.optimize(of_a_graph(), batch_size=4, granularity="op", inputs=tf.TensorSpec((None, 16)))
+        tf_memsaver.optimize(own_call.of_a_graph(), batch_size=4, granularity="op", inputs=tf.TensorSpec((None, 16)))
 
     class Branches(keras.Model):
         def call(self, x: Any) -> Any:
@@ -179,7 +108,7 @@ def test_what_is_refused() -> None:
 
 
 def test_estimate_counts_operations() -> None:
-    model = Blocks(width=64)
+    model = own_call.Blocks(width=64)
     spec = tf.TensorSpec((None, 64))
     with pytest.raises(UnsupportedModelError, match="inputs="):
         tf_memsaver.estimate(model, batch_size=512)

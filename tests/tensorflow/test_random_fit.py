@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.plans import optimized_in_segments
-from tf_memsaver.capture.keras_model import capture_graph
+from tests.tensorflow.plans import drawn_segments, optimized_in_segments
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.signature import note_inputs
 from tools.shared.models.random_fit import (
@@ -31,10 +31,10 @@ from tools.shared.models.random_fit import (
     OwnCall,
     PerChannel,
     Step,
-    drawn_segments,
     random_fit_case,
 )
 from tools.shared.records import Record, differing
+from tools.shared.training import fit
 
 _USUAL = (2, 3, 4, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 6, 9)))
 _MANY = int(os.environ.get("RANDOM_FIT", "0"))
@@ -61,36 +61,35 @@ def optimized(case: FitCase, granularity: str, how: str, seed: int) -> Any | Non
         if case.inputs is not None:
             note_inputs(case.model, case.inputs)
         graph = capture_graph(case.model, batch_size=case.batch_size, granularity=granularity)
-        segments = drawn_segments(graph, granularity, None if how == "everywhere" else random.Random(seed))
+        count, draw = len(graph.units), random.Random(seed)
+        # Segments of operations end at the graph's cuts, those of layers anywhere but where the graph forbids it.
+        cuts = [c.position for c in graph.cuts] if granularity == "op" else set(range(count)).difference(graph.joined)
+        everywhere, shares = how == "everywhere", {"cut": 0.6, "store": 0.2, "child": 0.5}
+        chance = (lambda what: what == "cut") if everywhere else (lambda what: draw.random() < shares[what])
+        segments = drawn_segments(graph, cuts, chance)
         made = None
     if not any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
         return None
     return made or optimized_in_segments(case.model, segments, case.batch_size, granularity)
 
 
-def fitted(case: FitCase, model: Any, values: list[Any]) -> Record:
-    """Train from ``values`` of the variables; return every number that ``fit`` leaves, and the losses on the way."""
-    for variable, value in zip(case.model.variables, values, strict=True):
-        variable.assign(value)
+def fitted(case: FitCase, model: Any) -> Record:
+    """Return every number that ``fit`` leaves, and the losses on the way; the variables are put back."""
     case.compile(model)
-    record: Record = {("loss", number): loss for number, loss in enumerate(case.fit(model))}
-    record |= {("variable", place, v.path): v.numpy() for place, v in enumerate(case.model.variables)}
-    record |= {("slot", place): v.numpy() for place, v in enumerate(model.optimizer.variables)}
-    return record
+    return fit(model, case.x, case.y, batch_size=case.batch_size, epochs=case.epochs)
 
 
 @pytest.mark.parametrize("seed", range(_MANY) if _MANY else _USUAL)
 def test_random_models_fit_alike(seed: int) -> None:
     case = random_fit_case(seed)
-    values = [v.numpy() for v in case.model.variables]
-    plain = fitted(case, case.model, values)
-    if differing(plain, fitted(case, case.model, values)):
+    plain = fitted(case, case.model)
+    if differing(plain, fitted(case, case.model)):
         pytest.skip("the plain model differs from itself")
     hows = (*STRATEGIES, *BY_HAND) if _MANY else (STRATEGIES[seed % 4], BY_HAND[seed % 2])
     for granularity, how in itertools.product(GRANULARITIES, hows):
         made = optimized(case, granularity, how, seed)
         if made is not None:
-            wrong = differing(plain, fitted(case, made, values))
+            wrong = differing(plain, fitted(case, made))
             assert not wrong, (
                 f"{case.description}, {granularity} {how}: {len(wrong)} of {len(plain)} differ, {wrong[0]}"
             )
@@ -112,10 +111,9 @@ def _case(model: Any, shape: tuple[int, ...], labels: tuple[int, ...], optimizer
 
 
 def _assert_fits_alike(case: FitCase, granularity: str, how: str) -> None:
-    values = [v.numpy() for v in case.model.variables]
     made = optimized(case, granularity, how, 0)
     assert made is not None
-    assert not differing(fitted(case, case.model, values), fitted(case, made, values))
+    assert not differing(fitted(case, case.model), fitted(case, made))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -171,7 +169,7 @@ def test_scales_of_channels_across_the_end_of_a_segment_inside(children: tuple[i
     segments = [replayed(start=0, stop=5, children=inside), Segment(start=5, stop=7, mode=SegmentMode.STORE)]
     values = [v.numpy() for v in case.model.variables]
     made = optimized_in_segments(case.model, segments, 4, "layer")
-    assert not differing(fitted(case, case.model, values), fitted(case, made, values))
+    assert not differing(fitted(case, case.model, values), fitted(case, made))
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -241,4 +239,4 @@ def test_a_replay_holds_terms_that_are_read_behind_it() -> None:
     ]
     values = [v.numpy() for v in case.model.variables]
     made = optimized_in_segments(case.model, segments, 4, "layer")
-    assert not differing(fitted(case, case.model, values), fitted(case, made, values))
+    assert not differing(fitted(case, case.model, values), fitted(case, made))

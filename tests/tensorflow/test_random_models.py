@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, note, seed, settings
 from hypothesis import strategies as st
 
-from tests.tensorflow.plans import plan_of
-from tf_memsaver.capture.keras_model import capture_graph
+from tests.tensorflow.plans import drawn_segments, plan_of
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.program.layer_calls import list_layer_calls
-from tf_memsaver.rewrite.keras_model import make_uncertified
-from tools.shared.models.random_small import random_model, random_segments
+from tf_memsaver.rewrite.optimized_model import make_uncertified
+from tools.shared.models.random_small import random_model
 from tools.shared.records import assert_identical, differing
 from tools.shared.training import train
 
@@ -31,6 +31,12 @@ _SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 
+_CHANCES = {
+    "cut": st.integers(0, 2).map(lambda number: number > 0),
+    "store": st.integers(0, 3).map(lambda number: number == 0),
+    "child": st.integers(0, 3).map(lambda number: number == 0),
+}
+
 
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_random_models_train_alike(part: int) -> None:
@@ -42,7 +48,7 @@ def test_random_models_train_alike(part: int) -> None:
         keras.utils.set_random_seed(part)
         model = random_model(data.draw)
         graph = capture_graph(model, batch_size=4)
-        segments = random_segments(data.draw, graph)
+        segments = drawn_segments(graph, [cut.position for cut in graph.cuts], lambda what: data.draw(_CHANCES[what]))
         assume(any(segment.mode is SegmentMode.RECOMPUTE for segment in segments))
         note(f"{[unit.label for unit in graph.units]}\n{segments}")
         optimized = make_uncertified(model, plan_of(list_layer_calls(model), segments))

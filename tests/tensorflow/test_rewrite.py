@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +15,15 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import hand_plan, labels, optimized_between_cuts, optimized_by_hand
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
+from tf_memsaver.rewrite.optimized_model import is_optimized, make_uncertified, strip
 from tools.shared.models import small as models
-from tools.shared.records import assert_close, assert_identical
-from tools.shared.training import assert_trains_alike, batch_for, kept_state, no_graph_rewriting, train
-
-ROOT = str(Path(__file__).resolve().parents[2])
+from tools.shared.models.real import approximate_gelu
+from tools.shared.processes import run_code
+from tools.shared.records import Record, assert_close, assert_identical, differing
+from tools.shared.training import assert_trains_alike, batch_for, fit, kept_state, no_graph_rewriting, train
 
 ALL = [
     "chain",
@@ -281,7 +277,7 @@ def test_gradients_for_the_input() -> None:
 
 
 @pytest.mark.parametrize(
-    "activation", ["gelu", "tanh", "silu", "mish", "softplus", "sigmoid", "leaky_relu", models.approximate_gelu]
+    "activation", ["gelu", "tanh", "silu", "mish", "softplus", "sigmoid", "leaky_relu", approximate_gelu]
 )
 def test_smooth_activations_are_fused_as_in_the_plain_step(activation: Any) -> None:
     x = inputs = keras.Input((8,))
@@ -424,12 +420,11 @@ def test_as_a_layer_of_another_model() -> None:
 # Training the Keras way ----------------------------------------------------------------------------------------------
 
 
-def _fit(model: Any, x: Any, y: Any, **compile_arguments: Any) -> tuple[Any, list[Any]]:
-    with kept_state(model), no_graph_rewriting():
+def _fit(model: Any, x: Any, y: Any, **compile_arguments: Any) -> Record:
+    with no_graph_rewriting():
         keras.utils.set_random_seed(3)
         model.compile(keras.optimizers.Adam(0.01), "mse", **compile_arguments)
-        history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history
-        return history["loss"], [v.numpy() for v in model.variables]
+        return fit(model, x, y, batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -439,21 +434,19 @@ def test_fit(how: dict[str, Any]) -> None:
     model = models.residual_net(blocks=2)
     optimized = optimized_between_cuts(model)
     x, y = batch_for(model, 12).numpy(), np.random.default_rng(1).standard_normal((12, 2)).astype("float32")
-    losses, weights = _fit(model, x, y, **how)
-    ours, our_weights = _fit(optimized, x, y, **how)
-    assert losses[1] != losses[0] and losses == ours
-    assert [w.tobytes() for w in weights] == [w.tobytes() for w in our_weights]
+    plain = _fit(model, x, y, **how)
+    assert plain["loss", 1] != plain["loss", 0]
+    assert not differing(plain, _fit(optimized, x, y, **how))
 
 
 def test_fit_under_xla() -> None:
     model = models.residual_net(blocks=2)
     optimized = optimized_between_cuts(model)
     x, y = batch_for(model, 12).numpy(), np.random.default_rng(1).standard_normal((12, 2)).astype("float32")
-    losses, weights = _fit(model, x, y, jit_compile=True)
-    ours, our_weights = _fit(optimized, x, y, jit_compile=True)
-    np.testing.assert_allclose(ours, losses, rtol=1e-3)
-    for left, right in zip(weights, our_weights, strict=True):
-        np.testing.assert_allclose(right, left, rtol=1e-2, atol=1e-3)
+    plain, ours = (_fit(each, x, y, jit_compile=True) for each in (model, optimized))
+    assert plain.keys() == ours.keys()
+    for key, value in plain.items():
+        np.testing.assert_allclose(ours[key], value, rtol=1e-2, atol=1e-3)
 
 
 def test_dict_inputs_and_outputs_in_fit_and_train_on_batch() -> None:
@@ -490,7 +483,7 @@ def test_mixed_precision_in_fit() -> None:
     model = models.residual_net(blocks=2)
     optimized = optimized_between_cuts(model)
     x, y = batch_for(model, 8).numpy(), np.ones((8, 2), "float32")
-    assert _fit(model, x, y, jit_compile=False)[0] == _fit(optimized, x, y, jit_compile=False)[0]
+    assert not differing(_fit(model, x, y, jit_compile=False), _fit(optimized, x, y, jit_compile=False))
 
 
 # Plans and files -----------------------------------------------------------------------------------------------------
@@ -586,13 +579,7 @@ def test_a_keras_file_trains_identically_in_a_fresh_process(tmp_path: Path) -> N
     x, y = batch_for(model).numpy(), np.ones((4, 2), "float32")
     optimized.save(tmp_path / "model.keras")
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOAD), *(tmp_path / n for n in ("model.keras", "data.npz", "out.npz"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
+    done = run_code(LOAD, *(tmp_path / name for name in ("model.keras", "data.npz", "out.npz")))
     assert done.returncode == 0, done.stderr[-2000:]
     with no_graph_rewriting():
         losses = [float(model.train_on_batch(x, y)) for _ in range(2)]
@@ -630,13 +617,7 @@ def test_a_keras_file_that_is_loaded_without_tf_memsaver_says_what_to_do(build: 
         assert "tf_memsaver" not in sys.modules
         keras.models.load_model(sys.argv[2])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(load), *(tmp_path / name for name in ("plain.keras", "model.keras"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
+    done = run_code(load, *(tmp_path / name for name in ("plain.keras", "model.keras")))
     assert done.returncode == 1
     # Keras goes on with all of the model's description.
     message = done.stderr.strip().splitlines()[-1][:700]
@@ -651,6 +632,7 @@ MIRRORED = """
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     import keras
     from tools.shared.models import small as models
+from tools.shared.models.real import approximate_gelu
     import tf_memsaver
     from tests.tensorflow.plans import optimized_by_hand
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -677,13 +659,7 @@ MIRRORED = """
 
 
 def test_mirrored_strategy_on_two_devices() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MIRRORED)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
+    done = run_code(MIRRORED)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -699,12 +675,10 @@ def test_a_tensor_from_outside_the_graph_is_an_input(granularity: str) -> None:
             loss = tf.reduce_sum(trained(batch, training=True) ** 2)
         return tape.gradient(loss, [v.value for v in model.trainable_variables])
 
-    state = [variable.numpy() for variable in model.variables]
     found = []
     for each in (model, optimized):
-        for variable, value in zip(model.variables, state, strict=True):
-            variable.assign(value)
-        found.append(step(each))
+        with kept_state(model):
+            found.append(step(each))
     for plain, ours in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, ours)
 
@@ -756,11 +730,10 @@ def test_sums_of_many_terms_in_nested_segments() -> None:
     optimized = tf_memsaver.optimize(model, batch_size=1024, strategy="nested")
     assert any(child.children for segment in optimized.memsaver_plan.segments for child in segment.children)
     batch, targets = batch_for(model, 1024), tf.random.stateless_normal((1024, 4), (0, 0))
-    start, found = [v.numpy() for v in model.variables], []
+    found = []
     for trained in (model, optimized):
-        for variable, value in zip(model.variables, start, strict=True):
-            variable.assign(value)
-        trained.train_on_batch(batch, targets)
-        found.append([v.numpy() for v in model.variables])
+        with kept_state(model):
+            trained.train_on_batch(batch, targets)
+            found.append([v.numpy() for v in model.variables])
     for plain, ours in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, ours)

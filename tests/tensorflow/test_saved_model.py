@@ -21,7 +21,7 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, UnsupportedModelError
-from tf_memsaver.saved.saved_model import PLANS_FILE
+from tf_memsaver.files.targets import EXTRA_FOLDER, REWRITTEN_PLANS
 from tools.shared.function_training import free_spec
 from tools.shared.models import functions
 from tools.shared.models import small as models
@@ -109,7 +109,7 @@ def test_all_else_is_carried_over(tmp_path: Path) -> None:
     target = str(tmp_path / "rewritten")
     plans = tf_memsaver.rewrite_saved_model(source, target, batch_size=64)
     assert list(plans) == ["__call__#2"]
-    assert json.loads((tmp_path / "rewritten" / PLANS_FILE).read_text()).keys() == plans.keys()
+    assert json.loads((tmp_path / "rewritten" / EXTRA_FOLDER / REWRITTEN_PLANS).read_text()).keys() == plans.keys()
     plain, ours = (tf.saved_model.load(folder) for folder in (source, target))
     assert [v.name for v in plain.variables] == [v.name for v in ours.variables]
     x = tf.constant(batch[:5])

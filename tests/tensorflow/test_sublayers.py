@@ -14,9 +14,9 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import optimized_one_by_one
-from tests.tensorflow.test_own_call import blocks, blocks_half, dictionaries, of_a_graph
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.program.signature import note_inputs
+from tools.shared.models import own_call
 from tools.shared.models.small import register
 from tools.shared.records import assert_identical
 from tools.shared.training import assert_trains_alike, train
@@ -116,7 +116,9 @@ def classifier(width: int = 16, blocks: int = 2) -> Any:
 
 
 @pytest.mark.parametrize(
-    "build", [classifier, blocks, blocks_half, dictionaries, of_a_graph], ids=lambda build: build.__name__
+    "build",
+    [classifier, own_call.blocks, own_call.blocks_half, own_call.dictionaries, own_call.of_a_graph],
+    ids=lambda build: build.__name__,
 )
 def test_all_layers_that_can_be_replayed_train_alike(build: Callable[[], Any]) -> None:
     keras.utils.set_random_seed(0)
@@ -134,7 +136,7 @@ def test_repeated_blocks_are_units() -> None:
     assert "sparse gradient" in layers_of["embedding"].pinned
     assert all(unit.pinned for unit in graph.units if unit.kind == "Python")
     # A layer that is called again is another unit.
-    model = dictionaries()
+    model = own_call.dictionaries()
     again = [unit.label for unit in tf_memsaver.capture_graph(model, batch_size=4).units]
     assert {model.dense.name, f"{model.dense.name}#2", f"{model.dense.name}#3"} <= set(again)
 
@@ -235,7 +237,7 @@ def test_what_is_refused() -> None:
         tf_memsaver.optimize(Classifier(), batch_size=4)
     plan = tf_memsaver.search_plan(classifier(), batch_size=4)
     with pytest.raises(PlanMismatchError):
-        tf_memsaver.apply_plan(blocks(), plan)
+        tf_memsaver.apply_plan(own_call.blocks(), plan)
 
 
 def network(name: str, width: int = 8) -> Any:

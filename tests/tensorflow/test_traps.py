@@ -7,10 +7,7 @@ wrong number, an error, or no memory saved) and the optimized model training as 
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +19,15 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import hand_plan, labels, naive, optimized_between_cuts, optimized_by_hand, plan_of
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.layer_calls import list_layer_calls
+from tools.shared.memory import peak_over_live
 from tools.shared.models import small as models
+from tools.shared.processes import run_code
 from tools.shared.records import assert_identical, differing
 from tools.shared.training import assert_trains_alike, batch_for, square_loss, train
 
@@ -51,13 +50,7 @@ def activation_peak(model: Any, x: Any, steps: int = 9) -> float:
     for _ in range(2):
         step(x)[0].numpy()
     gc.collect()
-    peaks = []
-    for _ in range(steps):
-        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        step(x)[0].numpy()
-        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
-    return float(np.median(peaks))
+    return float(np.median([peak_over_live(lambda: step(x)[0].numpy()) for _ in range(steps)]))
 
 
 # 1: replays start at once, and nothing is saved ---------------------------------------------------------------------
@@ -377,15 +370,7 @@ RELOAD = """
 
 def _reload(tmp_path: Path, saved: Path, x: Any, *more: str) -> subprocess.CompletedProcess[str]:
     np.save(tmp_path / "x.npy", x)
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RELOAD), saved, tmp_path / "x.npy", tmp_path / "g.npz", *more],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-    )
+    return run_code(RELOAD, saved, tmp_path / "x.npy", tmp_path / "g.npz", *more)
 
 
 def test_trap_16_an_export_trains_in_a_fresh_process(tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tensorflow.graphs import described, gradient_graph, model_graph
 from tests.tensorflow.plans import cut_everywhere, optimized_between_cuts
-from tests.tensorflow.test_op_granularity import adds_losses, small_gpt2, small_vit
-from tf_memsaver.capture.function import concrete_function
+from tf_memsaver.capture.function_step import concrete_function
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.runtime import twins
 from tools.shared.models import small as models
-from tools.shared.training import batch_for
 
 
 class _Counted:
@@ -48,33 +47,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> _Counted:
     return _Counted(monkeypatch)
 
 
-def described(graph: Any) -> list[Any]:
-    """Everything of a graph's operations that decides what is computed."""
-    found = []
-    for each in graph.get_operations():
-        attributes = {k: str(v) for k, v in each.node_def.attr.items() if k != "_gradient_op_type"}
-        controls = sorted(before.name for before in each.control_inputs)
-        found.append((each.name, each.type, [t.name for t in each.inputs], controls, attributes))
-    return found
-
-
-def gradient_graph(function: Callable[..., Any], variables: Any, *specs: Any) -> Any:
-    @tf.function(autograph=False)
-    def step(*arguments: Any) -> Any:
-        with tf.GradientTape() as tape:
-            outputs = tf.nest.flatten(function(*arguments))
-            loss = tf.add_n([tf.reduce_sum(tf.square(tf.cast(output, tf.float32))) for output in outputs])
-        return tape.gradient(loss, variables)
-
-    return step.get_concrete_function(*specs).graph
-
-
-def model_graph(model: Any) -> Any:
-    x = tf.nest.map_structure(lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype), batch_for(model))
-    return gradient_graph(lambda x: model(x, training=True), model.trainable_variables, x)
-
-
-@pytest.mark.parametrize("build", [small_gpt2, small_vit, adds_losses, models.dropout_chain, models.residual_net])
+@pytest.mark.parametrize(
+    "build", [models.small_gpt2, models.small_vit, models.adds_losses, models.dropout_chain, models.residual_net]
+)
 @pytest.mark.parametrize("length", [1, 5])
 def test_the_graph_is_the_same_as_without_copies(build: Callable[[], Any], length: int, counted: _Counted) -> None:
     optimized = optimized_between_cuts(build(), length=length, granularity="op")

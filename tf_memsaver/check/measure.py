@@ -18,7 +18,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -29,10 +29,14 @@ from tf_memsaver.compat import keras_copies, keras_models
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import MeasurementError
 from tf_memsaver.files.writing import scratch_folder
-from tf_memsaver.options import checked
+from tf_memsaver.options.table import MeasureOptions
+from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.signature import inputs_to_json
 from tf_memsaver.units import format_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,8 @@ class Measurement:
         )
 
 
-def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3, isolate: bool = True) -> Measurement:
+@takes(MeasureOptions)
+def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     """Run training steps of ``model`` on made-up data and return what they took.
 
     A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
@@ -80,24 +85,18 @@ def measure(model: Any, *, batch_size: int, mode: str = "graph", steps: int = 3,
 
     Args:
       model: a plain or optimized Functional or Sequential model.
-      batch_size: samples in the batch.
-      mode: ``"eager"``, ``"graph"`` (tf.function) or ``"xla"`` (tf.function with jit_compile).
       steps: how many steps to time after the warm-up.
-      isolate: measure in a fresh process (the model travels as a ``.keras`` file). ``False`` measures here, where
-        buffers of other work may be counted. Classes and functions of your own that are defined in ``__main__`` or
-        inside a function need it, and so do ``Lambda`` layers: the process loads the file in Keras's safe mode.
 
     Raises:
       InvalidRequestError: an argument has no meaning.
       MeasurementError: the process failed; the message carries the end of its log.
       OutputError: there is no room for temporary files.
     """
-    options = checked(batch_size=batch_size, mode=mode, steps=steps, isolate=isolate)
-    batch_size, steps = options["batch_size"], options["steps"]
-    batch.input_specs(model, batch_size)
-    if isolate:
-        return _measure_in_process(model, batch_size, mode, steps)
-    return _measure_here(model, batch_size, mode, steps)
+    size, mode, steps = options["batch_size"], options["mode"], options["steps"]
+    batch.input_specs(model, size)
+    if options["isolate"]:
+        return _measure_in_process(model, size, mode, steps)
+    return _measure_here(model, size, mode, steps)
 
 
 def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:

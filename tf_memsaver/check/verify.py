@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -17,10 +17,14 @@ from tf_memsaver.check.training_step import KeptState, TrainingStep
 from tf_memsaver.compat.eager import deterministic_operations
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.options import checked
+from tf_memsaver.options.table import RunOptions
+from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.signature import signature_of
-from tf_memsaver.rewrite.keras_model import another
+from tf_memsaver.rewrite.optimized_model import another
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 XLA_TOLERANCE = 1e-3
 """Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest
@@ -103,7 +107,8 @@ class Verification:
         )
 
 
-def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode: str = "graph") -> Verification:
+@takes(RunOptions)
+def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verification:
     """Train both models from the same state on the same made-up batches and compare everything.
 
     Compared are, for every step, the loss, every gradient (``None`` must stay ``None``) and, after the update, every
@@ -117,15 +122,11 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
     Args:
       model: the plain model.
       optimized: the same model as ``optimize`` or ``apply_plan`` returned it (over the same variables).
-      batch_size: samples in the batch.
-      steps: how many steps to train.
-      mode: ``"eager"``, ``"graph"`` or ``"xla"``.
 
     Raises:
       InvalidRequestError: the models do not share their variables, or an argument has no meaning.
     """
-    options = checked(batch_size=batch_size, steps=steps, mode=mode)
-    batch_size, steps = options["batch_size"], options["steps"]
+    size, steps, mode = options["batch_size"], options["steps"], options["mode"]
     signature_of(model)
     signature_of(optimized)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
@@ -137,8 +138,8 @@ def verify(model: Any, optimized: Any, *, batch_size: int, steps: int = 3, mode:
         if own is not None and not own.built:
             # Before its state is taken down, so that what is traced keeps its slots when that is restored.
             own.build(model.trainable_variables)
-        checks, deterministic = _compared(model, optimized, batch_size, steps, mode)
-    return Verification(mode=mode, batch_size=batch_size, steps=steps, deterministic_ops=deterministic, checks=checks)
+        checks, deterministic = _compared(model, optimized, size, steps, mode)
+    return Verification(mode=mode, batch_size=size, steps=steps, deterministic_ops=deterministic, checks=checks)
 
 
 def _compared(model: Any, optimized: Any, batch_size: int, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import importlib.machinery
 import importlib.util
@@ -15,6 +14,7 @@ from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import Kind, Target, check_target
+from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.plan import Plan
 
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
@@ -92,7 +92,7 @@ def check_application(source: str, known: Collection[str]) -> str:
     if _plain(source) in builders:
         return builders[_plain(source)]
     raise InvalidRequestError(
-        f"'{source}' is not a model of keras.applications.{_did_you_mean(_plain(source), builders)} "
+        f"'{source}' is not a model of keras.applications.{did_you_mean(_plain(source), builders)} "
         f"A model may also be a .keras or .h5 file, or package.module:function."
     )
 
@@ -116,7 +116,7 @@ def _check_model(kind: SourceKind, source: str, flags: Any) -> None:
     ):
         if name and known and name not in known:
             raise InvalidRequestError(
-                f"{what}='{getattr(flags, what)}' is no {what} of Keras.{_did_you_mean(name, known)} "
+                f"{what}='{getattr(flags, what)}' is no {what} of Keras.{did_you_mean(name, known)} "
                 f"Give a name of keras.{what}{'es' if what == 'loss' else 's'}."
             )
 
@@ -160,11 +160,6 @@ def _no_model(folder: str) -> InvalidRequestError:
         f"'{folder}' is a folder; the model must be a .keras or .h5 file, package.module:function, or a name of "
         f"keras.applications. (The command optimize takes the folder of a SavedModel, too.)"
     )
-
-
-def _did_you_mean(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=3)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def _plain(name: str) -> str:

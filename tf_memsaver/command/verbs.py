@@ -57,7 +57,7 @@ def curve(source: str, flags: Any, progress: Progress) -> Result:
     """Plan for budgets between the plain step and the least peak."""
     model = _plain(_load(source, flags, progress))
     batch_size = _batch_size(flags, None)
-    hints = {name: getattr(flags, name) for name in ("keep", "recompute", "candidates", "granularity", "profile")}
+    hints = {name: getattr(flags, name) for name in LIMITS if name in flags}
     with progress.stage("tracing one training step, and planning"):
         found = api.memory_time_curve(model, batch_size=batch_size, points=flags.points, **hints)
     return Result(

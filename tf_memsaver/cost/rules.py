@@ -64,9 +64,6 @@ _BINARY = frozenset(
     Xdivy Xlogy""".split()
 )
 _OTHER_OVERWRITING = frozenset({"AddN", "SelectV2", "Softmax", "LogSoftmax", "ClipByValue"})
-ELEMENTWISE = _UNARY | _BINARY | frozenset({"AddN", "SelectV2", "ClipByValue"})
-"""Ops that compute each output element from the input elements at the same place."""
-
 _OVERWRITING = _UNARY | _BINARY | _OTHER_OVERWRITING
 
 

@@ -166,11 +166,6 @@ class Graph:
         """The units' name-free signatures, in order: what the fingerprint is made of."""
         return tuple(unit.signature for unit in self.units)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hexadecimal digest of the units' signatures."""
-        return fingerprint(self.signatures)
-
 
 def fingerprint(signatures: tuple[str, ...]) -> str:
     """Return the digest by which a plan recognises the model that it was made for."""

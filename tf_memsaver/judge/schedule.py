@@ -23,15 +23,13 @@ class Schedule:
     def __init__(self, nbytes: Sequence[int]) -> None:
         self.steps: list[Step] = []
         self.nbytes = list(nbytes)
-        self.origin = list(range(len(nbytes)))
         self.runs: list[tuple[int, int, int]] = []
         self.replays: list[tuple[int, int]] = []
         """First and last place (exclusive) of each replay with its backward ops; inner ones come before outer ones."""
 
-    def copy_of(self, value: int, nbytes: int) -> int:
-        """Return a new buffer for a copy of ``value``."""
+    def copy(self, nbytes: int) -> int:
+        """Return a new buffer, for a copy of a value."""
         self.nbytes.append(nbytes)
-        self.origin.append(value)
         return len(self.nbytes) - 1
 
     def note_run(self, owner: int, start: int) -> None:
@@ -134,7 +132,7 @@ class _Writer:
         for value in op.outputs:
             alias = prepared.aliases[value]
             if alias is None:
-                view[value] = self._schedule.copy_of(value, prepared.nbytes[value])
+                view[value] = self._schedule.copy(prepared.nbytes[value])
                 news.append(view[value])
             else:
                 view[value] = view.get(alias, prepared.roots[alias])
@@ -195,7 +193,7 @@ class _Writer:
         if alias is not None and alias in view and view[alias] != outer.get(alias, prepared.roots[alias]):
             view[value] = view[alias]
             return
-        copy = self._schedule.copy_of(prepared.roots[value], self._schedule.nbytes[source])
+        copy = self._schedule.copy(self._schedule.nbytes[source])
         self._schedule.steps.append(Step(-1, True, (source, copy), (copy,), (source,), 0))
         view[value] = copy
 

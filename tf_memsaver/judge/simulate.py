@@ -42,15 +42,14 @@ class Timeline:
     """The simulated step.
 
     ``peak_bytes`` counts everything the device's allocator would report for a whole step: resident bytes and
-    transients. ``instants[peak_at]`` is the first op at the peak; ``live_at_peak`` are the values whose buffers are
-    live there, largest first. ``step_seconds`` is the predicted time, ``replay_seconds`` the part spent on replays.
+    transients. ``instants[peak_at]`` is the first op at the peak. ``step_seconds`` is the predicted time,
+    ``replay_seconds`` the part spent on replays.
     """
 
     instants: tuple[Instant, ...]
     peak_bytes: int
     resident_bytes: int
     peak_at: int
-    live_at_peak: tuple[int, ...]
     step_seconds: float
     replay_seconds: float
 
@@ -89,7 +88,7 @@ class Simulator:
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
         schedule = scheduled(self.prepared, segments)
-        live, last = walk(schedule.steps, schedule.nbytes, self.prepared.outlive, self.graph.resident_bytes)
+        live, _ = walk(schedule.steps, schedule.nbytes, self.prepared.outlive, self.graph.resident_bytes)
         ops = self.graph.ops
         places = [place for place, step in enumerate(schedule.steps) if step.op >= 0]
         resident = self.graph.resident_bytes
@@ -103,7 +102,6 @@ class Simulator:
             peak_bytes=peak,
             resident_bytes=resident,
             peak_at=peak_at,
-            live_at_peak=_live_at(schedule, last, places[peak_at]) if places else (),
             step_seconds=sum(ops[step.op].seconds for step in schedule.steps if step.op >= 0),
             replay_seconds=self._replay_seconds(schedule),
         )
@@ -195,14 +193,3 @@ def _with_overlap(schedule: Schedule, least_bytes: int) -> list[Step]:
         if sum(schedule.nbytes[buffer] for buffer in step.news) >= least_bytes:
             following = step
     return steps
-
-
-def _live_at(schedule: Schedule, last: Sequence[int], place: int) -> tuple[int, ...]:
-    """Return the values (by index in the graph) whose buffers are live at a step, largest first."""
-    live: dict[int, None] = {}
-    for step in schedule.steps[: place + 1]:
-        for buffer in step.news:
-            if last[buffer] >= place:
-                live[buffer] = None
-    ordered = sorted(live, key=lambda buffer: (-schedule.nbytes[buffer], buffer))
-    return tuple(schedule.origin[buffer] for buffer in ordered)

@@ -157,7 +157,7 @@ class Stages:
             if place >= 0:
                 for again in runs_again[place]:
                     for root in static[again].news:
-                        now[root] = schedule.copy_of(root, prepared.nbytes[root])
+                        now[root] = schedule.copy(prepared.nbytes[root])
                     schedule.steps.append(moved(static[again]))
             schedule.steps.append(moved(static[op.index]))
         resident = self.facts.resident_bytes

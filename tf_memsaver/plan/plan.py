@@ -14,7 +14,7 @@ from tf_memsaver.files.targets import Kind, Target, check_target
 from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
-from tf_memsaver.options import OPTIONS, checked, choice, number, text, whole
+from tf_memsaver.options import OPTIONS, checks, choice, number, text, whole
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
 from tf_memsaver.plan.request import Request
 from tf_memsaver.units import format_bytes
@@ -176,7 +176,7 @@ class Plan:
         Raises:
           PlanFormatError: the file cannot be read, or is not a plan.
         """
-        name = checked(plan=path)["plan"]
+        name = checks.path("plan", path)
         try:
             with open(name, encoding="utf-8") as file:
                 data = json.load(file)

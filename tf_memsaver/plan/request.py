@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tf_memsaver.options import OPTIONS, checked, whole
+from tf_memsaver.options.table import Granularity, RequestOptions, options_of
 from tf_memsaver.plan.fields import Fields, malformed
 from tf_memsaver.units import shown
 
-DEFAULT_MAX_OVERHEAD = 0.3
-"""Without a budget: the smallest peak whose predicted step is at most this share longer (design, section 7)."""
+_FIELDS = {"budget": "budget_bytes"}
+"""By option, the field that has its value, where that is called otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the caller asks: limits, the planner's name, and hints (names or ``fnmatch`` patterns of layers).
+    """What the caller asks: the options of ``RequestOptions``, as we use them.
 
     ``budget_bytes`` bounds the peak of a whole training step; ``max_overhead`` bounds the extra predicted step time as
-    a share of the plain step. ``keep`` layers are never replayed, ``recompute`` layers always are, and where
-    ``candidates`` are given, segments end only behind them. ``granularity`` says what a unit of the plan is: a call of
-    a layer (``"layer"``) or a few operations (``"op"``). ``profile`` says that times were to be measured on the device
-    at hand, operation by operation.
+    a share of the plain step. Hints are names or ``fnmatch`` patterns of layers: ``keep`` layers are never replayed,
+    ``recompute`` layers always are, and where ``candidates`` are given, segments end only behind them.
+    ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``) or a few operations (``"op"``).
+    ``profile`` says that times were to be measured on the device at hand, operation by operation.
     """
 
-    budget_bytes: int | None = None
-    max_overhead: float | None = None
-    strategy: str = "auto"
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    candidates: tuple[str, ...] = ()
-    granularity: str = "layer"
-    profile: bool = False
+    budget_bytes: int | None = OPTIONS["budget"].default
+    max_overhead: float | None = OPTIONS["max_overhead"].default
+    strategy: str = OPTIONS["strategy"].default
+    keep: tuple[str, ...] = OPTIONS["keep"].default
+    recompute: tuple[str, ...] = OPTIONS["recompute"].default
+    candidates: tuple[str, ...] = OPTIONS["candidates"].default
+    granularity: Granularity = OPTIONS["granularity"].default
+    profile: bool = OPTIONS["profile"].default
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Request:
+        """Return the request that a verb's options make up; those that say other things are left aside.
+
+        Raises:
+          InvalidRequestError: an option has a value of no meaning.
+        """
+        found = checked(**{name: options[name] for name in options_of(RequestOptions) if name in options})
+        return cls(**{_FIELDS.get(name, name): value for name, value in found.items()})
 
     def checked(self) -> Request:
         """Return the request with every field checked (see ``options``) and as we use it.
@@ -39,8 +52,7 @@ class Request:
         Raises:
           InvalidRequestError: a field has a value of no meaning.
         """
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Request(budget_bytes=checked(budget=fields.pop("budget_bytes"))["budget"], **checked(**fields))
+        return Request.of({name: getattr(self, _FIELDS.get(name, name)) for name in options_of(RequestOptions)})
 
     @classmethod
     def from_json(cls, fields: Fields) -> Request:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.options import checked
+from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
@@ -24,9 +24,6 @@ __all__ = ["Choice", "Planner", "check_strategy", "curve", "planner_names", "reg
 
 MOST_BUDGET_ROUNDS = 8
 """How often a planner is asked again because the allocator's peak of its plan is above the budget."""
-
-DEFAULT_POINTS = 24
-"""Points of a curve, if no other number is asked for."""
 
 
 def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> Plan:
@@ -57,7 +54,7 @@ def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Seque
 def curve(
     graph: Graph,
     request: Request,
-    points: int = DEFAULT_POINTS,
+    points: int = OPTIONS["points"].default,
     *,
     versions: Mapping[str, str] | Sequence[tuple[str, str]] = (),
 ) -> tuple[Plan, ...]:

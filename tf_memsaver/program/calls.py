@@ -1,4 +1,4 @@
-"""What capture and rewriting see of a model, whatever kind it is: a flat list of calls over numbered slots.
+"""What a model consists of, whatever kind it is: a flat list of calls over numbered slots.
 
 A *call* is the smallest thing that a segment is made of. ``layer_calls`` lists those of a Keras model,
 ``function_calls`` those of a TensorFlow function. ``capture`` makes one unit of each call and ``rewrite`` runs them in
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.parity.names import Names
 
 
@@ -93,11 +92,11 @@ class CallSequence:
     shapes: Mapping[int, Sequence[int | None]] = field(default_factory=dict)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the calls."""
+        return tuple(call.label for call in self.calls)
+
+    @property
     def signatures(self) -> tuple[str, ...]:
         """The calls' name-free signatures: what a plan's fingerprint is made of."""
         return tuple(call.signature for call in self.calls)
-
-    @property
-    def fingerprint(self) -> str:
-        """The digest by which a plan recognises this model."""
-        return fingerprint(self.signatures)

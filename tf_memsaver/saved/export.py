@@ -9,26 +9,29 @@ because custom gradients are saved as functions.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
+from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.graphs import AutoTrackable
 from tf_memsaver.compat.keras_training import clear_losses
-from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.files.targets import EXPORTED_PLAN, EXTRA_FOLDER, Kind, check_target
-from tf_memsaver.options import checked
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+from tf_memsaver.files.targets import EXPORTED_PLAN, Kind, check_target
+from tf_memsaver.options.table import Overwrite
+from tf_memsaver.options.verbs import takes
 from tf_memsaver.program.batch import pack_inputs
-from tf_memsaver.program.layer_calls import check_supported
-from tf_memsaver.rewrite.keras_model import is_optimized
+from tf_memsaver.program.signature import check_model
+from tf_memsaver.rewrite.optimized_model import is_optimized
 from tf_memsaver.saved.folders import write_saved_model
 
-PLAN_FILE = os.path.join(EXTRA_FOLDER, EXPORTED_PLAN)
-"""Where the plan lies in an exported SavedModel."""
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+@takes(Overwrite)
+def export_saved_model(optimized: Any, path: str | os.PathLike[str], **options: Unpack[Overwrite]) -> None:
     """Write ``optimized`` to the folder ``path``, beside and renamed, so that it is never there by half.
 
     A process without tf_memsaver loads it with ``tf.saved_model.load`` and trains it: ``loaded(x, training=True)``
@@ -36,13 +39,18 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
     arguments). Losses that layers add in their call come with ``loaded.train_with_losses(x)``, a dict of ``outputs``
     and ``losses``. The batch dimension stays free.
 
+    Args:
+      optimized: what ``optimize`` or ``apply_plan`` returned.
+      path: the folder to write.
+
     Raises:
       InvalidRequestError: the model was not optimized, or ``path`` can be no target (an empty path, a folder in use).
+      UnsupportedModelError: the model has a ``call`` of its own.
       OutputExistsError: ``path`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
       OutputError: it cannot be written.
     """
-    target = check_target(path, Kind.FOLDER, **checked(overwrite=overwrite))
-    check_supported(optimized)
+    target = check_target(path, Kind.FOLDER, overwrite=options["overwrite"])
+    _check_functional(optimized)
     if not is_optimized(optimized):
         raise InvalidRequestError(
             f"model '{optimized.name}' has no plan to export; pass what tf_memsaver.optimize returned "
@@ -55,6 +63,16 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], *, overwrit
         )
     finally:
         clear_losses(optimized)
+
+
+def _check_functional(model: Any) -> None:
+    check_model(model)
+    if keras_models.inner_functional(model) is None:
+        raise UnsupportedModelError(
+            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and only Functional and "
+            f"Sequential models are written as SavedModels that train. model.save('model.keras') keeps the plan, and "
+            f"model.export(...) writes one that serves."
+        )
 
 
 def _specs(model: Any) -> Any:

@@ -16,15 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, UnsupportedModelError
-from tf_memsaver.files.targets import EXTRA_FOLDER, REWRITTEN_PLANS, Kind, check_target
+from tf_memsaver.files.targets import REWRITTEN_PLANS, Kind, check_target
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.rewrite.function import SegmentedFunction
+from tf_memsaver.rewrite.optimized_function import SegmentedFunction
 from tf_memsaver.saved.folders import write_saved_model
 from tf_memsaver.tfgraph.emission import SEGMENT
-
-PLANS_FILE = os.path.join(EXTRA_FOLDER, REWRITTEN_PLANS)
-"""Where the plans lie in a rewritten SavedModel, by endpoint."""
 
 _TRAINING_ARGUMENTS = ("training", "is_training", "train")
 

@@ -19,13 +19,11 @@ from tf_memsaver.search.facts import NEVER, Facts, Floats, Ints, unit_peaks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The costs of the segments from each of ``rows`` to each of ``columns`` (indices of positions).
+    """The costs of the segments from some positions (rows) to others (columns).
 
     By mode, store and recompute, along the first axis; where the hints forbid a segment, W is infinite.
     """
 
-    rows: Ints
-    columns: Ints
     replay_seconds: Floats
     stored_bytes: Floats
     working_bytes: Floats
@@ -76,8 +74,6 @@ class Costs:
         replay = np.where(np.isfinite(backward), arriving, 0.0)
         working = np.maximum(np.stack([backward, np.maximum(backward, replay)]), 0.0) + self._resident_bytes
         return Grid(
-            rows=rows,
-            columns=columns,
             replay_seconds=np.stack([nothing, _dominated(self._replays, starts, stops)]),
             stored_bytes=np.stack([_dominated(self._stored, starts, stops), nothing]),
             working_bytes=np.where(self._allowed(starts, stops), working, NEVER),

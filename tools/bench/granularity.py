@@ -8,16 +8,14 @@ file, and as a Markdown table to stdout.
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
 from tf_memsaver.units import format_bytes
 from tools.bench import models as bench_models
-from tools.shared.results import RESULTS, machine
+from tools.shared.results import RESULTS, write_rows
 
 _RESULTS = RESULTS / "bench_granularity.json"
 _NAMES = ("BERT-base", "GPT-2", "ViT-B", "ResNet50", "BERT-24", "ResNet152V2")
@@ -60,13 +58,11 @@ def main(_: list[str]) -> int:
     variants = (bench_models.PLAIN, *(f"{units}:{limit}" for limit in _LIMITS.value for units in ("layer", "op")))
     begin = time.perf_counter()
     rows: list[dict[str, Any]] = []
-    output = Path(flags.FLAGS.output)
     for name in flags.FLAGS.models or _NAMES:
         rows += bench_models.bench_model(name, variants)
         settings = {name: flags.FLAGS[name].value for name in ("batch_size", "mode", "steps", "rounds")}
         seconds = round(time.perf_counter() - begin)
-        document = {"machine": machine(), "settings": settings, "seconds": seconds, "rows": rows}
-        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_rows(flags.FLAGS.output, rows, settings=settings, seconds=seconds)
     print(markdown(rows))
     return 1 if any("error" in row for row in rows) else 0
 

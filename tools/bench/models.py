@@ -23,7 +23,7 @@ from typing import Any
 from absl import app, flags
 
 from tf_memsaver.units import format_bytes
-from tools.shared.results import RESULTS, ROOT, machine
+from tools.shared.results import RESULTS, ROOT, write_rows
 
 PLAIN = "plain"
 VARIANTS = (PLAIN, "chen_sqrt", "min_peak", "auto")
@@ -293,16 +293,11 @@ def main(_: list[str]) -> int:
     variants = (PLAIN, *(variant for variant in _VARIANTS.value if variant != PLAIN))
     begin = time.perf_counter()
     rows: list[dict[str, Any]] = []
-    output = Path(_OUTPUT.value)
-    output.parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         rows += bench_model(name, variants)
         settings = {flag.name: flag.value for flag in (_BATCH_SIZE, _MODE, _STEPS, _ROUNDS, _VERIFY_STEPS)}
         seconds = round(time.perf_counter() - begin)
-        document = {"machine": machine(), "settings": settings, "seconds": seconds, "rows": rows}
-        beside = output.with_suffix(".part")
-        beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        beside.replace(output)
+        write_rows(_OUTPUT.value, rows, settings=settings, seconds=seconds)
     print(markdown(rows))
     print(f"\n{summary(rows)}")
     bad = [row for row in rows if "error" in row or not row.get("parity", {}).get("passed", True)]

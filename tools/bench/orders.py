@@ -8,16 +8,14 @@ and the plain step. Predictions only; the table goes to ``tools/results/bench_or
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 
-from tools.shared.results import RESULTS, machine
+from tools.shared.results import RESULTS, machine_line, write_text
 
 if TYPE_CHECKING:
     from tf_memsaver.ir.graph import Graph
@@ -87,9 +85,9 @@ ORDERS: dict[str, Order] = {
 
 def _application(name: str, size: int) -> Callable[[], Any]:
     def build() -> Any:
-        import keras
+        from tools.shared.models.real import application
 
-        return getattr(keras.applications, name)(weights=None, input_shape=(size, size, 3), classes=10)
+        return application(name, size, classes=10)
 
     return build
 
@@ -118,13 +116,12 @@ def _put_into(order: Order, sequence: CallSequence) -> CallSequence:
 
 def _captured(model: Any, order: Order) -> Graph:
     from tf_memsaver.capture.convert import traced_graph
-    from tf_memsaver.capture.keras_model import KerasStep
+    from tf_memsaver.capture.model_step import ModelStep
+    from tf_memsaver.program.layer_program import LayerProgram
 
-    class Reordered(KerasStep):
-        def _sequence(self) -> CallSequence:
-            return _put_into(order, super()._sequence())
-
-    return traced_graph(Reordered(model, BATCH), BATCH)
+    program = LayerProgram(model)
+    program.sequence = _put_into(order, program.sequence)
+    return traced_graph(ModelStep(model, BATCH, program), BATCH)
 
 
 def _rows(name: str) -> list[str]:
@@ -161,8 +158,8 @@ def main(_: list[str]) -> None:
         f"any price, `auto` without limits, and the overhead at a budget half way between the least peak of the "
         f"model's own order and the plain step."
     )
-    text = [intro, "", f"Machine: `{json.dumps(machine())}`", "", *rows]
-    Path(_OUTPUT.value).write_text("\n".join(text) + "\n", encoding="utf-8")
+    text = [intro, "", machine_line(), "", *rows]
+    write_text(_OUTPUT.value, "\n".join(text) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ An operation takes one second a byte forward, and two backward.
 from __future__ import annotations
 
 import functools
-import json
 import multiprocessing
 import resource
 import statistics
@@ -35,7 +34,7 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tools.shared.nets import Net, chain
-from tools.shared.results import RESULTS, machine
+from tools.shared.results import RESULTS, machine_line, write_text
 
 _OUTPUT = flags.DEFINE_string("output", str(RESULTS / "bench_planner.md"), "where to write the tables")
 _SIZES = flags.DEFINE_list("sizes", ["100", "1000", "10000", "100000"], "operations of the growing graphs")
@@ -247,9 +246,9 @@ def main(_: list[str]) -> None:
     texts = {title: body.strip() for title, _, body in (part.partition("\n") for part in old)}
     for section, (title, make) in makers.items():
         if section in _SECTIONS.value:
-            texts[title] = "\n".join([f"Machine: `{json.dumps(machine())}`", "", *make()])
+            texts[title] = "\n".join([machine_line(), "", *make()])
     parts = [INTRODUCTION, *(f"## {title}\n\n{texts[title]}" for title, _ in makers.values() if title in texts)]
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    write_text(path, "\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ gradients of the weights.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
 from tools.shared.processes import in_own_process
-from tools.shared.results import RESULTS
+from tools.shared.results import RESULTS, write_text
 
 VARIANTS = ("plain", "tf.recompute_grad", "runtime.recompute")
 BLOCKS, LAYERS, WIDTH, BATCH = 6, 4, 1024, 1024
@@ -29,6 +28,7 @@ def activation_bytes(variant: str) -> int:
     import tensorflow as tf
 
     from tf_memsaver.runtime.recompute import recompute
+    from tools.shared.memory import peak_over_live
 
     generator = tf.random.Generator.from_seed(0)
     weights = [
@@ -84,17 +84,13 @@ def activation_bytes(variant: str) -> int:
 
     x = generator.normal((BATCH, WIDTH))
     step(x)[0].numpy()
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    step(x)[0].numpy()
-    peak: int = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    return peak - before - BLOCKS * LAYERS * WIDTH * WIDTH * 4
+    return peak_over_live(lambda: step(x)[0].numpy()) - BLOCKS * LAYERS * WIDTH * WIDTH * 4
 
 
 def main(_: list[str]) -> None:
     """Measure all variants and write the table."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tf_memsaver.api import versions
+    from tf_memsaver.compat.versions import versions
 
     rows = [f"| {name} | {in_own_process(activation_bytes, name) / 2**20:.0f} MiB |" for name in VARIANTS]
     made_with = ", ".join(f"{name} {version}" for name, version in versions())
@@ -109,9 +105,7 @@ def main(_: list[str]) -> None:
             "",
         ]
     )
-    output = Path(_OUTPUT.value)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    write_text(_OUTPUT.value, text)
     print(text)
 
 

@@ -9,7 +9,6 @@ Markdown table to stdout.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from absl import app, flags
 from tf_memsaver.units import format_bytes
 from tools.shared.processes import in_own_process, run_module
 from tools.shared.records import Record, differing, read
-from tools.shared.results import RESULTS, machine
+from tools.shared.results import RESULTS, write_rows
 
 _RESULTS = RESULTS / "bench_saved_models.json"
 _STEPS = flags.DEFINE_integer("steps", 5, "training steps", lower_bound=1)
@@ -52,11 +51,11 @@ def _save_keras(model: Any, folder: str, spec: Any) -> None:
 
 def _application(name: str) -> Callable[[str], Any]:
     def make(folder: str) -> Any:
-        import keras
         import tensorflow as tf
 
-        model = getattr(keras.applications, name)(weights=None, input_shape=(96, 96, 3), classes=10)
-        _save_keras(model, folder, tf.TensorSpec((None, 96, 96, 3)))
+        from tools.shared.models.real import application
+
+        _save_keras(application(name, 96, classes=10), folder, tf.TensorSpec((None, 96, 96, 3)))
         return _normal(16, 96, 96, 3)
 
     return make
@@ -290,8 +289,7 @@ def main(_: list[str]) -> int:
         except Exception as error:  # A case that fails is a row of the table.
             rows.append({"case": case, "error": str(error)})
         print(f"{case}: {rows[-1]}", file=sys.stderr, flush=True)
-    document = {"machine": machine(), "steps": _STEPS.value, "rows": rows}
-    Path(_OUTPUT.value).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_rows(_OUTPUT.value, rows, steps=_STEPS.value)
     print(markdown(rows))
     return 1 if any("error" in row or row["differing"] for row in rows) else 0
 

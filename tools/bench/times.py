@@ -9,17 +9,16 @@ work on the machine spoils it.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
-from tools.shared.results import RESULTS, machine
+from tf_memsaver.options.table import Granularity
+from tools.shared.processes import in_own_process
+from tools.shared.results import RESULTS, machine_line, write_text
 
 _OUTPUT = flags.DEFINE_string("output", str(RESULTS / "bench_times.md"), "where to write the table")
 _MODELS = flags.DEFINE_list("models", [], "names of models (default: all)")
@@ -31,9 +30,9 @@ ROUNDS = 9
 
 
 def _application(name: str) -> Any:
-    import keras
+    from tools.shared.models.real import application
 
-    return getattr(keras.applications, name)(weights=None, input_shape=(128, 128, 3), classes=10)
+    return application(name, classes=10)
 
 
 def _bert() -> Any:
@@ -48,7 +47,7 @@ def _vit() -> Any:
     return vit(layers=4, width=192, heads=3, patch=16)
 
 
-CASES: dict[str, tuple[Callable[[], Any], int, str]] = {
+CASES: dict[str, tuple[Callable[[], Any], int, Granularity]] = {
     "ResNet50": (lambda: _application("ResNet50"), 16, "layer"),
     "MobileNetV2": (lambda: _application("MobileNetV2"), 16, "layer"),
     "DenseNet121": (lambda: _application("DenseNet121"), 8, "layer"),
@@ -109,10 +108,8 @@ def main(_: list[str]) -> int:
     """Run the models, each in a process of its own, and write the table."""
     head = "| model | batch | granularity | times | allowed | peak | predicted | free batch | measured | points off |"
     rows = [head, "|---|---:|---|---|---:|---:|---:|---:|---:|---:|"]
-    context = multiprocessing.get_context("spawn")
     for name in _MODELS.value or CASES:
-        with context.Pool(1) as pool:
-            rows += pool.apply(_rows, (name,))
+        rows += in_own_process(_rows, name)
         print("\n".join(rows[-2 * len(LIMITS) :]), flush=True)
     off = [abs(float(row.split("|")[-2])) for row in rows[2:]]
     summary = f"Off by {statistics.median(off):.1f} points at the median, {max(off):.1f} at worst."
@@ -120,8 +117,8 @@ def main(_: list[str]) -> int:
         "Predicted and measured extra time of a step (`tools/bench/times.py`); *times* tells what predictions come "
         "from, *free batch* is measured with an open batch dimension."
     )
-    text = [intro, "", f"Machine: `{json.dumps(machine())}`", "", *rows, "", summary]
-    Path(_OUTPUT.value).write_text("\n".join(text) + "\n", encoding="utf-8")
+    text = [intro, "", machine_line(), "", *rows, "", summary]
+    write_text(_OUTPUT.value, "\n".join(text) + "\n")
     return 0
 
 

@@ -36,7 +36,7 @@ from tf_memsaver.units import format_bytes
 from tools.conformance.cell import MODES, Cell, run_variant
 from tools.conformance.models import APPLICATIONS, RAW, SMALL, TASKS
 from tools.shared.records import differences, read
-from tools.shared.results import RESULTS, ROOT, machine
+from tools.shared.results import RESULTS, ROOT, write_rows
 
 _RESULTS = RESULTS / "conformance.json"
 _OUTPUT = flags.DEFINE_string("output", str(_RESULTS), "where to write the JSON")
@@ -279,8 +279,7 @@ def _rows_before() -> dict[Cell, dict[str, Any]]:
 
 def _write(rows: list[dict[str, Any]]) -> None:
     failed = sum(row["outcome"] == "FAILED" for row in rows)
-    document = {"machine": machine(), "failed": failed, "rows": rows}
-    Path(_OUTPUT.value).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_rows(_OUTPUT.value, rows, failed=failed)
 
 
 def main(_: list[str]) -> None:

@@ -1,16 +1,15 @@
-"""The models of the conformance suite: small ones of every shape that people train, compiled with a loss.
-
-Each function builds a model with the seed that is set; ``MODELS`` lists them by name. Weights are random.
-"""
+"""The models of the conformance suite by name, and what each is trained with. Weights are random."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
-from keras import layers
+
+from tools.conformance import small_models, tasks
+from tools.shared.models.real import application
 
 
 class Case(NamedTuple):
@@ -27,517 +26,6 @@ class Case(NamedTuple):
     has_own_loop: bool = False
 
 
-def _descend(optimizer: Any, tape: Any, loss: Any, variables: list[Any]) -> None:
-    gradients = tape.gradient(loss, [v.value for v in variables])
-    optimizer.apply_gradients(zip(gradients, variables, strict=True))
-
-
-@keras.saving.register_keras_serializable("conformance")
-class KlDivergence(layers.Layer):
-    """Samples from a normal distribution and adds its divergence from the standard normal one to the losses."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.seed_generator = keras.random.SeedGenerator(7)
-
-    def call(self, inputs: Any) -> Any:
-        """Return a sample for ``(mean, log variance)``."""
-        mean, log_variance = inputs
-        divergence = 1.0 + log_variance - keras.ops.square(mean) - keras.ops.exp(log_variance)
-        self.add_loss(-0.5 * keras.ops.mean(keras.ops.cast(divergence, keras.config.floatx())))
-        noise = keras.random.normal(keras.ops.shape(mean), dtype=mean.dtype, seed=self.seed_generator)
-        return mean + keras.ops.exp(0.5 * log_variance) * noise
-
-
-@keras.saving.register_keras_serializable("conformance")
-class OwnStep(keras.Model):
-    """A Functional model with a training step of its own."""
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        """Train on a doubled loss and count the steps."""
-        import tensorflow as tf
-
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            outputs = self(x, training=True)
-            loss = 2.0 * self.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weights, training=True)
-        _descend(self.optimizer, tape, loss, self.trainable_variables)
-        return {"loss": loss}
-
-
-def _dense_blocks(x: Any, blocks: int, width: int = 64, **dense: Any) -> Any:
-    for _ in range(blocks):
-        x = layers.Dense(width, activation="gelu", **dense)(x)
-        x = layers.Dropout(0.2)(layers.BatchNormalization()(x))
-    return x
-
-
-def perceptron() -> Any:
-    """Return Dense layers with BatchNorm and Dropout."""
-    inputs = keras.Input((32,))
-    return keras.Model(inputs, layers.Dense(4)(_dense_blocks(inputs, 6)))
-
-
-def own_step() -> Any:
-    """Return the same with a training step of its own."""
-    inputs = keras.Input((32,))
-    return OwnStep(inputs, layers.Dense(4)(_dense_blocks(inputs, 6)))
-
-
-def sequential() -> Any:
-    """Return a Sequential classifier of images with augmentation."""
-    return keras.Sequential(
-        [
-            keras.Input((24, 24, 3)),
-            layers.RandomFlip("horizontal"),
-            layers.RandomTranslation(0.1, 0.1),
-            *[
-                layer
-                for filters in (16, 32, 32)
-                for layer in (
-                    layers.Conv2D(filters, 3, padding="same", use_bias=False),
-                    layers.BatchNormalization(),
-                    layers.ReLU(),
-                    layers.MaxPooling2D(),
-                )
-            ],
-            layers.Flatten(),
-            layers.Dropout(0.3),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
-
-
-def residual() -> Any:
-    """Return a residual network with BatchNorm, Dropout and a weight penalty."""
-    inputs = keras.Input((16, 16, 3))
-    x = layers.Conv2D(16, 3, padding="same", kernel_regularizer="l2")(inputs)
-    for _ in range(4):
-        y = layers.Conv2D(16, 3, padding="same", use_bias=False, kernel_regularizer="l2")(x)
-        y = layers.SpatialDropout2D(0.1)(layers.ReLU()(layers.BatchNormalization()(y)))
-        x = layers.Add()([x, y])
-    return keras.Model(inputs, layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
-
-
-def unet() -> Any:
-    """Return a U-Net."""
-    x = inputs = keras.Input((16, 16, 3))
-    skips = []
-    for filters in (8, 16):
-        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same")(x)))
-        skips.append(x)
-        x = layers.MaxPooling2D()(x)
-    x = layers.Conv2D(32, 3, padding="same", activation="relu")(x)
-    for skip, filters in zip(reversed(skips), (16, 8), strict=True):
-        x = layers.Concatenate()([skip, layers.Conv2DTranspose(filters, 2, strides=2)(x)])
-        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same")(x)))
-    return keras.Model(inputs, layers.Conv2D(4, 1, activation="softmax")(x))
-
-
-def _block(x: Any, width: int, heads: int = 4, causal: bool = False) -> Any:
-    y = layers.LayerNormalization()(x)
-    y = layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y, use_causal_mask=causal)
-    x = layers.Add()([x, layers.Dropout(0.1)(y)])
-    y = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(x))
-    return layers.Add()([x, layers.Dropout(0.1)(layers.Dense(width)(y))])
-
-
-def text_classifier() -> Any:
-    """Return a transformer over masked words."""
-    inputs = keras.Input((24,), dtype="int32")
-    x = layers.Embedding(30, 32, mask_zero=True)(inputs)
-    for _ in range(3):
-        x = _block(x, 32)
-    return keras.Model(inputs, layers.Dense(4, activation="softmax")(layers.GlobalAveragePooling1D()(x)))
-
-
-def language_model() -> Any:
-    """Return a causal transformer with as many outputs as words."""
-    inputs = keras.Input((24,), dtype="int32")
-    x = layers.Embedding(30, 32)(inputs)
-    for _ in range(3):
-        x = _block(x, 32, causal=True)
-    return keras.Model(inputs, layers.Dense(30)(layers.LayerNormalization()(x)))
-
-
-def albert() -> Any:
-    """Return a transformer whose blocks share their weights."""
-    attention, norms = layers.MultiHeadAttention(4, 8), [layers.LayerNormalization() for _ in range(2)]
-    up, down = layers.Dense(128, activation="gelu"), layers.Dense(32)
-    inputs = keras.Input((24, 32))
-    x = layers.Dense(32)(inputs)
-    for _ in range(4):
-        x = norms[0](layers.Add()([x, attention(x, x)]))
-        x = norms[1](layers.Add()([x, down(up(x))]))
-    return keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling1D()(x)))
-
-
-def recurrent() -> Any:
-    """Return masked words through a Bidirectional LSTM and a GRU."""
-    inputs = keras.Input((12,), dtype="int32")
-    x = layers.Embedding(30, 16, mask_zero=True)(inputs)
-    x = layers.Dense(16, activation="tanh")(x)
-    x = layers.Bidirectional(layers.LSTM(16, return_sequences=True, dropout=0.1))(x)
-    x = layers.Dense(32, activation="tanh")(x)
-    x = layers.GRU(16, recurrent_dropout=0.1)(x)
-    return keras.Model(inputs, layers.Dense(4)(x))
-
-
-def convolutional_lstm() -> Any:
-    """Return a ConvLSTM over small films."""
-    x = inputs = keras.Input((4, 8, 8, 2))
-    x = layers.TimeDistributed(layers.Conv2D(8, 3, padding="same", activation="relu"))(x)
-    x = layers.ConvLSTM2D(8, 3, padding="same", return_sequences=True)(x)
-    x = layers.TimeDistributed(layers.BatchNormalization())(x)
-    x = layers.ConvLSTM2D(8, 3, padding="same")(x)
-    return keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling2D()(x)))
-
-
-def encoder_decoder() -> Any:
-    """Return a sequence-to-sequence LSTM that passes its states on."""
-    source, target = keras.Input((10, 8), name="source"), keras.Input((6, 8), name="target")
-    x = layers.Dense(16, activation="tanh")(source)
-    x, *states = layers.LSTM(16, return_sequences=True, return_state=True)(x)
-    y = layers.LSTM(16, return_sequences=True)(layers.Dense(16, activation="tanh")(target), initial_state=states)
-    y = layers.Attention()([y, x])
-    return keras.Model([source, target], layers.Dense(8)(layers.Dense(32, activation="relu")(y)))
-
-
-def siamese() -> Any:
-    """Return two towers with the same weights, and their distance."""
-    x = inputs = keras.Input((32,))
-    tower = keras.Model(inputs, layers.Dense(16)(_dense_blocks(x, 3)), name="tower")
-    left, right = keras.Input((32,), name="left"), keras.Input((32,), name="right")
-    distance = keras.ops.abs(tower(left) - tower(right))
-    return keras.Model([left, right], layers.Dense(1)(distance))
-
-
-def autoencoder() -> Any:
-    """Return a variational autoencoder that adds its divergence as a loss."""
-    inputs = keras.Input((32,))
-    x = layers.Dense(64, activation="relu")(layers.Dense(64, activation="relu")(inputs))
-    x = KlDivergence()([layers.Dense(8)(x), layers.Dense(8)(x)])
-    for _ in range(3):
-        # Keras adds losses of one dtype only, and a penalty has that of the layer.
-        x = layers.Dense(64, activation="relu", activity_regularizer="l2", dtype=keras.config.floatx())(x)
-    return keras.Model(inputs, layers.Dense(32)(x))
-
-
-def dictionaries() -> Any:
-    """Return a model with a dict of inputs and a dict of outputs."""
-    image, number = keras.Input((8, 8, 3), name="image"), keras.Input((4,), name="number")
-    x = layers.GlobalAveragePooling2D()(layers.Conv2D(16, 3, activation="relu")(image))
-    x = _dense_blocks(layers.Concatenate()([x, layers.Dense(16)(number)]), 4)
-    outputs = {"kind": layers.Dense(3, activation="softmax")(x), "value": layers.Dense(1)(x)}
-    return keras.Model({"image": image, "number": number}, outputs)
-
-
-def nested() -> Any:
-    """Return models inside models, three deep, one of them called twice."""
-    inner = keras.Sequential([keras.Input((32,)), layers.Dense(32, activation="tanh"), layers.Dropout(0.1)])
-    x = inputs = keras.Input((32,))
-    middle = keras.Model(inputs, layers.BatchNormalization()(inner(layers.Dense(32)(x))))
-    x = inputs = keras.Input((32,))
-    outer = keras.Model(inputs, layers.Dense(32, activation="relu")(middle(x)))
-    x = inputs = keras.Input((32,))
-    return keras.Model(inputs, layers.Dense(4)(outer(layers.Add()([x, outer(x)]))))
-
-
-def frozen_backbone() -> Any:
-    """Return a frozen backbone, in inference mode, with a head that is trained."""
-    backbone = keras.applications.MobileNetV2(weights=None, include_top=False, input_shape=(32, 32, 3), alpha=0.35)
-    backbone.trainable = False
-    inputs = keras.Input((32, 32, 3))
-    x = layers.GlobalAveragePooling2D()(backbone(inputs, training=False))
-    return keras.Model(inputs, layers.Dense(10, activation="softmax")(_dense_blocks(x, 4)))
-
-
-def partly_frozen() -> Any:
-    """Return a residual network whose first half is frozen."""
-    model = residual()
-    for layer in model.layers[: len(model.layers) // 2]:
-        layer.trainable = False
-    return model
-
-
-def layer_policies() -> Any:
-    """Return layers of several dtypes."""
-    x = inputs = keras.Input((32,))
-    for dtype in ("float32", "mixed_float16", "float64", "mixed_bfloat16"):
-        x = layers.Dropout(0.1, dtype=dtype)(layers.Dense(64, activation="gelu", dtype=dtype)(x))
-    return keras.Model(inputs, layers.Dense(4, dtype="float32")(x))
-
-
-def spectral() -> Any:
-    """Return spectral normalisation, group normalisation and noise."""
-    x = inputs = keras.Input((16, 16, 3))
-    for _ in range(3):
-        x = layers.SpectralNormalization(layers.Conv2D(16, 3, padding="same"))(x)
-        x = layers.GaussianNoise(0.1)(layers.ReLU()(layers.GroupNormalization(4)(x)))
-    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
-
-
-def operators() -> Any:
-    """Return operations on symbolic tensors, and sums of many terms."""
-    x = inputs = keras.Input((32,))
-    for _ in range(4):
-        y = layers.Dense(32)(layers.LayerNormalization()(x))
-        x = x + keras.ops.tanh(y) * 0.5 + keras.ops.square(y) / (1.0 + keras.ops.exp(-y)) + inputs
-    return keras.Model(inputs, layers.Dense(4)(x))
-
-
-@keras.saving.register_keras_serializable("conformance")
-class Block(layers.Layer):
-    """A transformer block that other code calls."""
-
-    def __init__(self, width: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.attention = layers.MultiHeadAttention(4, width // 4, dropout=0.1)
-        self.norms = [layers.LayerNormalization() for _ in range(2)]
-        self.up, self.down = layers.Dense(4 * width, activation="gelu"), layers.Dense(width)
-        self.drop = layers.Dropout(0.1)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        """Return what comes behind the block."""
-        y = self.norms[0](x)
-        x = x + self.attention(y, y, training=training)
-        return x + self.drop(self.down(self.up(self.norms[1](x))), training=training)
-
-
-@keras.saving.register_keras_serializable("conformance")
-class Subclassed(keras.Model):
-    """Blocks, BatchNorm and TensorFlow's own functions in a ``call``, with a loss and a state."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.stem, self.head = layers.Dense(32), layers.Dense(4)
-        self.blocks = [Block(32) for _ in range(3)]
-        self.norm = layers.BatchNormalization()
-        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        """Return four numbers for a sequence."""
-        import tensorflow as tf
-
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x, training=training)
-        x = tf.reduce_mean(self.norm(x, training=training), axis=1)
-        if training:
-            self.steps.assign(self.steps + 1)
-            self.add_loss(1e-3 * tf.reduce_mean(tf.square(tf.cast(x, keras.config.floatx()))))
-        return self.head(x)
-
-
-@keras.saving.register_keras_serializable("conformance")
-class Gan(keras.Model):
-    """A Wasserstein GAN with a gradient penalty: two models, two optimizers, and second derivatives."""
-
-    def __init__(self, generator: Any, critic: Any, seeds: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.generator, self.critic, self.seeds = generator, critic, seeds
-
-    def compile(self, optimizer: Any, loss: Any, **kwargs: Any) -> None:
-        """Take an optimizer for the generator; the critic gets one like it."""
-        super().compile(optimizer, loss, **kwargs)
-        self.critic_optimizer = type(self.optimizer).from_config(self.optimizer.get_config())
-        self.critic_optimizer.build(self.critic.trainable_variables)
-        self.optimizer.build(self.generator.trainable_variables)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        """Return what the critic makes of ``x``."""
-        return self.critic(x, training=training)
-
-    def optimized(self, batch_size: int, **options: Any) -> Any:
-        """Return the same with both models optimized."""
-        import tf_memsaver
-
-        parts = [tf_memsaver.optimize(part, batch_size=batch_size, **options) for part in (self.generator, self.critic)]
-        return Gan(parts[0], parts[1], self.seeds)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        """Train the critic, then the generator."""
-        import tensorflow as tf
-
-        import tf_memsaver
-
-        real = data[0]
-        noise = keras.random.normal(tf.shape(real), seed=self.seeds)
-
-        def score(images: Any) -> Any:
-            return tf.reduce_mean(tf.cast(self.critic(images, training=True), real.dtype))
-
-        with tf.GradientTape() as tape:
-            made = tf.cast(self.generator(noise, training=True), real.dtype)
-            loss = score(made) - score(real)
-            # Second derivatives go through the plain critic, which has the same weights.
-            critic = tf_memsaver.strip(self.critic)
-            with tf.GradientTape() as inner:
-                between = 0.5 * (real + made)
-                inner.watch(between)
-                scores = critic(between, training=True)
-            slope = tf.norm(inner.gradient(scores, between) + 1e-6, axis=-1)
-            critic_loss = loss + 10.0 * tf.reduce_mean(tf.square(slope - 1.0))
-        _descend(self.critic_optimizer, tape, critic_loss, self.critic.trainable_variables)
-        with tf.GradientTape() as tape:
-            loss = -score(self.generator(noise, training=True))
-        _descend(self.optimizer, tape, loss, self.generator.trainable_variables)
-        return {"critic_loss": critic_loss, "loss": loss}
-
-
-def subclassed() -> Any:
-    """Return a model that computes in a ``call`` of its own."""
-    return Subclassed()
-
-
-def gan() -> Any:
-    """Return a Wasserstein GAN."""
-    noise, image = keras.Input((32,)), keras.Input((32,))
-    x = image
-    for _ in range(3):
-        x = layers.Dense(64, activation="tanh")(x)
-    generator = keras.Model(noise, layers.Dense(32)(_dense_blocks(noise, 4)))
-    return Gan(generator, keras.Model(image, layers.Dense(1)(x)), keras.random.SeedGenerator(3))
-
-
-# Tasks of KerasHub ----------------------------------------------------------------------------------------------------
-
-_TEXT: dict[str, Any] = {
-    "vocabulary_size": 50,
-    "num_layers": 3,
-    "num_heads": 4,
-    "hidden_dim": 32,
-    "intermediate_dim": 128,
-}
-
-
-def bert_classifier() -> Any:
-    """Return a BERT classifier."""
-    from keras_hub import models
-
-    backbone = models.BertBackbone(**_TEXT, max_sequence_length=24)
-    return models.BertTextClassifier(backbone=backbone, num_classes=4, preprocessor=None)
-
-
-def gpt2_language_model() -> Any:
-    """Return a GPT-2 language model."""
-    from keras_hub import models
-
-    return models.GPT2CausalLM(backbone=models.GPT2Backbone(**_TEXT, max_sequence_length=24), preprocessor=None)
-
-
-_WORDS = "a blue cat dog mat on ran red sat the".split()
-_LETTERS = ["<|endoftext|>", *"abcdefghijklmnopqrstuvwxyz", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}", "th"]
-
-
-def _texts(size: int, seed: int) -> tuple[Any, Any]:
-    """Return sentences, and a class for each."""
-    generator = np.random.default_rng(seed)
-    return np.array([" ".join(generator.choice(_WORDS, 9)) for _ in range(size)]), generator.integers(0, 4, size)
-
-
-def bert_with_preprocessor() -> Any:
-    """Return a BERT classifier that takes sentences (``raw_batch``)."""
-    from keras_hub import models
-
-    tokenizer = models.BertTokenizer(vocabulary=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS])
-    task = models.BertTextClassifier(
-        backbone=models.BertBackbone(**_TEXT, max_sequence_length=24),
-        num_classes=4,
-        preprocessor=models.BertTextClassifierPreprocessor(tokenizer, sequence_length=24),
-    )
-    task.raw_batch = _texts
-    return task
-
-
-def gpt2_with_preprocessor() -> Any:
-    """Return a GPT-2 language model that takes sentences (``raw_batch``)."""
-    from keras_hub import models
-
-    places = {letter: place for place, letter in enumerate(_LETTERS)}
-    tokenizer = models.GPT2Tokenizer(vocabulary=places, merges=["t h"])
-    task = models.GPT2CausalLM(
-        backbone=models.GPT2Backbone(**_TEXT, max_sequence_length=24),
-        preprocessor=models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=24),
-    )
-    # It makes the labels itself.
-    task.raw_batch = lambda size, seed: (_texts(size, seed)[0], None)
-    return task
-
-
-def vit_with_preprocessor() -> Any:
-    """Return a vision transformer that takes images of bytes and of another size (``raw_batch``)."""
-    from keras_hub import layers as hub_layers
-    from keras_hub import models
-
-    task = models.ViTImageClassifier(
-        backbone=_vit_backbone(),
-        num_classes=4,
-        preprocessor=models.ViTImageClassifierPreprocessor(
-            image_converter=hub_layers.ViTImageConverter(image_size=(32, 32), scale=1 / 255)
-        ),
-    )
-
-    def images(size: int, seed: int) -> tuple[Any, Any]:
-        generator = np.random.default_rng(seed)
-        return generator.integers(0, 255, (size, 48, 40, 3), np.uint8), generator.integers(0, 4, size)
-
-    task.raw_batch = images
-    return task
-
-
-def t5_encoder_decoder() -> Any:
-    """Return the encoder and decoder of T5."""
-    from keras_hub import models
-
-    return models.T5Backbone(**_TEXT)
-
-
-def bart_encoder_decoder() -> Any:
-    """Return the encoder and decoder of BART."""
-    from keras_hub import models
-
-    return models.BartBackbone(**_TEXT, max_sequence_length=24)
-
-
-def vit_classifier() -> Any:
-    """Return a vision transformer."""
-    from keras_hub import models
-
-    return models.ViTImageClassifier(backbone=_vit_backbone(), num_classes=4, preprocessor=None)
-
-
-def _vit_backbone() -> Any:
-    from keras_hub import models
-
-    size = {"num_layers": 3, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 128}
-    return models.ViTBackbone(image_shape=(32, 32, 3), patch_size=8, **size)
-
-
-def deeplab_segmenter() -> Any:
-    """Return DeepLabV3, which segments images."""
-    from keras_hub import models
-
-    encoder = models.ResNetBackbone(
-        input_conv_filters=[16],
-        input_conv_kernel_sizes=[3],
-        stackwise_num_filters=[64, 16, 16, 16],
-        stackwise_num_blocks=[1, 1, 1, 1],
-        stackwise_num_strides=[1, 2, 2, 2],
-        block_type="bottleneck_block",
-        image_shape=(64, 64, 3),
-    )
-    backbone = models.DeepLabV3Backbone(
-        image_encoder=encoder,
-        low_level_feature_key="P2",
-        spatial_pyramid_pooling_key="P4",
-        upsampling_size=4,
-        dilation_rates=[6, 12, 18],
-        image_shape=(64, 64, 3),
-    )
-    return models.DeepLabV3ImageSegmenter(backbone=backbone, num_classes=3, preprocessor=None)
-
-
 def _tokens(*names: str) -> dict[str, Any]:
     return dict.fromkeys(names, ((None, 24), "int32"))
 
@@ -545,16 +33,8 @@ def _tokens(*names: str) -> dict[str, Any]:
 _PAIR = _tokens("encoder_token_ids", "encoder_padding_mask", "decoder_token_ids", "decoder_padding_mask")
 
 
-# All of them ----------------------------------------------------------------------------------------------------------
-
-
 def _classes(name: str) -> Callable[[], Any]:
-    def build() -> Any:
-        side = 75 if name.startswith(("Inception", "Xception")) else 32
-        shape = (side, side, 3)
-        return getattr(keras.applications, name)(weights=None, input_shape=shape, classes=10)
-
-    return build
+    return functools.partial(application, name, 75 if name.startswith(("Inception", "Xception")) else 32, classes=10)
 
 
 SPARSE = "sparse_categorical_crossentropy"
@@ -565,45 +45,45 @@ def _logits() -> Any:
 
 
 SMALL: dict[str, Case] = {
-    "perceptron": Case(perceptron, batch_size=1024),
-    "own_step": Case(own_step, batch_size=1024),
-    "sequential": Case(sequential, SPARSE),
-    "residual": Case(residual, SPARSE),
-    "unet": Case(unet, SPARSE),
-    "text_classifier": Case(text_classifier, SPARSE),
-    "language_model": Case(language_model, _logits),
-    "albert": Case(albert),
-    "recurrent": Case(recurrent, batch_size=256),
-    "convolutional_lstm": Case(convolutional_lstm),
-    "encoder_decoder": Case(encoder_decoder, batch_size=256),
-    "siamese": Case(siamese, batch_size=1024),
-    "autoencoder": Case(autoencoder, batch_size=1024),
-    "dictionaries": Case(dictionaries, {"kind": SPARSE, "value": "mae"}, batch_size=512),
-    "nested": Case(nested, batch_size=1024),
-    "frozen_backbone": Case(frozen_backbone, SPARSE),
-    "partly_frozen": Case(partly_frozen, SPARSE),
-    "layer_policies": Case(layer_policies, batch_size=1024),
-    "spectral": Case(spectral),
-    "operators": Case(operators, batch_size=1024),
-    "subclassed": Case(subclassed, inputs=((None, 24, 16), "float32")),
-    "gan": Case(gan, batch_size=1024, inputs=((None, 32), "float32"), has_own_loop=True),
+    "perceptron": Case(small_models.perceptron, batch_size=1024),
+    "own_step": Case(small_models.own_step, batch_size=1024),
+    "sequential": Case(small_models.sequential, SPARSE),
+    "residual": Case(small_models.residual, SPARSE),
+    "unet": Case(small_models.unet, SPARSE),
+    "text_classifier": Case(small_models.text_classifier, SPARSE),
+    "language_model": Case(small_models.language_model, _logits),
+    "albert": Case(small_models.albert),
+    "recurrent": Case(small_models.recurrent, batch_size=256),
+    "convolutional_lstm": Case(small_models.convolutional_lstm),
+    "encoder_decoder": Case(small_models.encoder_decoder, batch_size=256),
+    "siamese": Case(small_models.siamese, batch_size=1024),
+    "autoencoder": Case(small_models.autoencoder, batch_size=1024),
+    "dictionaries": Case(small_models.dictionaries, {"kind": SPARSE, "value": "mae"}, batch_size=512),
+    "nested": Case(small_models.nested, batch_size=1024),
+    "frozen_backbone": Case(small_models.frozen_backbone, SPARSE),
+    "partly_frozen": Case(small_models.partly_frozen, SPARSE),
+    "layer_policies": Case(small_models.layer_policies, batch_size=1024),
+    "spectral": Case(small_models.spectral),
+    "operators": Case(small_models.operators, batch_size=1024),
+    "subclassed": Case(small_models.subclassed, inputs=((None, 24, 16), "float32")),
+    "gan": Case(small_models.gan, batch_size=1024, inputs=((None, 32), "float32"), has_own_loop=True),
 }
 
 TASKS: dict[str, Case] = {
-    "bert_classifier": Case(bert_classifier, _logits, inputs=_tokens("token_ids", "segment_ids", "padding_mask")),
-    "gpt2_language_model": Case(gpt2_language_model, _logits, inputs=_tokens("token_ids", "padding_mask")),
-    "t5_encoder_decoder": Case(t5_encoder_decoder, inputs=_PAIR),
-    "bart_encoder_decoder": Case(bart_encoder_decoder, inputs=_PAIR),
-    "vit_classifier": Case(vit_classifier, _logits),
-    "deeplab_segmenter": Case(deeplab_segmenter, "categorical_crossentropy", batch_size=4),
+    "bert_classifier": Case(tasks.bert_classifier, _logits, inputs=_tokens("token_ids", "segment_ids", "padding_mask")),
+    "gpt2_language_model": Case(tasks.gpt2_language_model, _logits, inputs=_tokens("token_ids", "padding_mask")),
+    "t5_encoder_decoder": Case(tasks.t5_encoder_decoder, inputs=_PAIR),
+    "bart_encoder_decoder": Case(tasks.bart_encoder_decoder, inputs=_PAIR),
+    "vit_classifier": Case(tasks.vit_classifier, _logits),
+    "deeplab_segmenter": Case(tasks.deeplab_segmenter, "categorical_crossentropy", batch_size=4),
 }
 
 RAW: dict[str, Case] = {
     "bert_with_preprocessor": Case(
-        bert_with_preprocessor, _logits, inputs=_tokens("token_ids", "segment_ids", "padding_mask")
+        tasks.bert_with_preprocessor, _logits, inputs=_tokens("token_ids", "segment_ids", "padding_mask")
     ),
-    "gpt2_with_preprocessor": Case(gpt2_with_preprocessor, _logits, inputs=_tokens("token_ids", "padding_mask")),
-    "vit_with_preprocessor": Case(vit_with_preprocessor, _logits),
+    "gpt2_with_preprocessor": Case(tasks.gpt2_with_preprocessor, _logits, inputs=_tokens("token_ids", "padding_mask")),
+    "vit_with_preprocessor": Case(tasks.vit_with_preprocessor, _logits),
 }
 """Tasks that are trained on raw data by their own preprocessors; text needs the package tensorflow-text."""
 

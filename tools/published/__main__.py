@@ -26,7 +26,7 @@ from absl import app, flags
 from tools.published import batches, costs, cuts, report
 from tools.published.checkmate_models import MODELS
 from tools.shared.processes import in_own_process
-from tools.shared.results import RESULTS, machine
+from tools.shared.results import RESULTS, write_rows, write_text
 
 PARTS = ("batches", "cuts", "costs")
 
@@ -52,16 +52,7 @@ class Results:
         begin = time.perf_counter()
         self.rows[part][name] = in_own_process(task, *arguments)
         print(f"{part} {name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
-        document = {"machine": machine(), "rows": self.rows}
-        _write(self._json, json.dumps(document, indent=1) + "\n")
-        _write(self._markdown, report.markdown(document))
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+        write_text(self._markdown, report.markdown(write_rows(self._json, self.rows)))
 
 
 def main(_: list[str]) -> int:

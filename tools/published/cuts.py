@@ -13,6 +13,7 @@ from typing import Any
 
 from tf_memsaver.ir.graph import MemoryKind
 from tf_memsaver.ir.segments import Segment, tidied
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
@@ -52,22 +53,23 @@ MEASURED_BATCH = 8
 TRIED = 8
 """Plans of least simulated peak that are asked for their reported one."""
 
-GRANULARITIES = ("layer", "op")
+GRANULARITIES: tuple[Granularity, ...] = ("layer", "op")
 
 
 def build(case: Case) -> Any:
     """Return the model, not compiled: a step is the forward pass, the mean square of the outputs, all gradients."""
     import keras
 
+    from tools.shared.models.real import application
+
     keras.utils.set_random_seed(0)
-    make = getattr(keras.applications, case.model)
-    return make(weights=None, input_shape=(case.pixels, case.pixels, 3))
+    return application(case.model, case.pixels)
 
 
 # Predicted ------------------------------------------------------------------------------------------------------------
 
 
-def cuts(name: str, granularity: str) -> dict[str, Any]:
+def cuts(name: str, granularity: Granularity) -> dict[str, Any]:
     """Return a row of the table of predictions, as JSON data: one model, cut by layers or by operations.
 
     ``asked`` is what ``search_plan(model, batch_size=…, max_overhead=…)`` answers (this is how it comes to its answer);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from importlib import metadata
@@ -28,3 +29,24 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("tensorflow", "keras", "numpy")},
     }
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file that is never there by half; its folder is made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def write_rows(path: str | Path, rows: Any, **about: Any) -> dict[str, Any]:
+    """Write rows as JSON, behind the machine and what else is said about them; return the document."""
+    document = {"machine": machine(), **about, "rows": rows}
+    write_text(path, json.dumps(document, indent=1) + "\n")
+    return document
+
+
+def machine_line() -> str:
+    """Return the machine as a line of Markdown."""
+    return f"Machine: `{json.dumps(machine())}`"

@@ -115,20 +115,14 @@ def train(
     return record
 
 
-def step_losses(model: Any, x: Any, y: Any, *, batch_size: int, epochs: int = 2) -> list[Any]:
-    """Train a compiled model by Keras's own ``fit``; return the loss as of every step."""
-    losses: list[Any] = []
-    noted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
-    model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[noted])
-    return losses
-
-
 def fit(model: Any, x: Any, y: Any, *, batch_size: int, epochs: int = 2) -> Record:
     """Return losses of all steps and all variables after Keras's own ``fit`` of a compiled model; they are put back."""
     model.optimizer.build(model.trainable_variables)
     variables = {id(v): v for v in [*model.variables, *model.optimizer.variables, *model.metrics_variables]}.values()
+    losses: list[Any] = []
+    noted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
     with kept(list(variables)):
-        losses = step_losses(model, x, y, batch_size=batch_size, epochs=epochs)
+        model.fit(x, y, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, callbacks=[noted])
         # By place: optimizers and metrics of two compiled models have names of their own.
         return {
             **{("loss", place): loss for place, loss in enumerate(losses)},

@@ -7,7 +7,6 @@ needs: data, a loss, an optimizer.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-
-from tf_memsaver.ir.graph import Graph
-from tf_memsaver.ir.segments import Segment, SegmentMode
 
 CLASSES = 3
 WIDTH = 8
@@ -519,15 +515,6 @@ class FitCase:
         """Compile a model with a fresh optimizer."""
         model.compile(optimizer=self.optimizer(), loss=self.loss, jit_compile=False)
 
-    def fit(self, model: Any) -> list[Any]:
-        """Train a compiled model; return the loss as of every step."""
-        losses: list[Any] = []
-        noted = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
-        model.fit(
-            self.x, self.y, batch_size=self.batch_size, epochs=self.epochs, shuffle=False, verbose=0, callbacks=[noted]
-        )
-        return losses
-
 
 def random_fit_case(seed: int, *, style: str | None = None, frozen: bool = True, policy: str | None = None) -> FitCase:
     """Return the model of a seed, built with seeds and names of its own.
@@ -585,30 +572,3 @@ def random_fit_case(seed: int, *, style: str | None = None, frozen: bool = True,
         inputs=None if shape_known else specs[0] if one else specs,
         description=f"{builder.style} {builder.kind} {policy} {kind} {target} batch {batch_size} of {count}",
     )
-
-
-# Plans -------------------------------------------------------------------------------------------------------------
-
-
-def drawn_segments(graph: Graph, granularity: str, draw: random.Random | None) -> list[Segment]:
-    """Return segments that replay nothing that is pinned: as many as there can be, or some, with children, drawn.
-
-    Segments of operations end at the graph's cuts, those of layers anywhere but where the graph forbids it.
-    """
-    count = len(graph.units)
-    cuts = {cut.position for cut in graph.cuts} if granularity == "op" else set(range(count)).difference(graph.joined)
-    positions = sorted({0, *cuts, count})
-    chosen = [p for p in positions if draw is None or p in (0, count) or draw.random() < 0.6]
-    return _segments(graph, chosen, positions, draw)
-
-
-def _segments(graph: Graph, chosen: Sequence[int], cuts: Sequence[int], draw: random.Random | None) -> list[Segment]:
-    made = []
-    for start, stop in itertools.pairwise(chosen):
-        if any(unit.pinned for unit in graph.units[start:stop]) or (draw is not None and draw.random() < 0.2):
-            made.append(Segment(start=start, stop=stop, mode=SegmentMode.STORE))
-            continue
-        inside = [p for p in cuts if start < p < stop and draw is not None and draw.random() < 0.5]
-        children = _segments(graph, [start, *inside, stop], (), draw) if inside else []
-        made.append(Segment(start=start, stop=stop, mode=SegmentMode.RECOMPUTE, children=tuple(children)))
-    return made

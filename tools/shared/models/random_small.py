@@ -1,20 +1,16 @@
-"""Random Functional models and random plans for them; ``draw`` is that of Hypothesis.
+"""Random Functional models; ``draw`` is that of Hypothesis.
 
 They are no strategies themselves: Keras uses Python's ``random`` when it builds layers.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 from hypothesis import strategies as st
 from keras import layers
 
-from tf_memsaver.ir.graph import Graph
-from tf_memsaver.ir.segments import Segment, SegmentMode
 from tools.shared.models import small as models
 
 WIDTH = 6
@@ -122,23 +118,3 @@ def random_model(draw: Any) -> Any:
     count = draw(st.integers(1, 3))
     heads = [layers.Dense(2, name=f"head{number}")(builder.pick()) for number in range(count)]
     return keras.Model(inputs, heads)
-
-
-def random_segments(draw: Any, graph: Graph) -> tuple[Segment, ...]:
-    """Return segments that end at cuts of the graph and replay nothing that is pinned; some have children."""
-    positions = [0, *sorted({cut.position for cut in graph.cuts}), len(graph.units)]
-    chosen = [p for p in dict.fromkeys(positions) if p in (0, len(graph.units)) or draw(st.integers(0, 2)) > 0]
-    return tuple(_segments(draw, graph, chosen, positions))
-
-
-def _segments(draw: Any, graph: Graph, chosen: Sequence[int], cuts: Sequence[int]) -> list[Segment]:
-    made = []
-    for start, stop in itertools.pairwise(chosen):
-        free = not any(unit.pinned for unit in graph.units[start:stop])
-        if not free or draw(st.integers(0, 3)) == 0:
-            made.append(Segment(start=start, stop=stop, mode=SegmentMode.STORE))
-            continue
-        inside = [p for p in dict.fromkeys(cuts) if start < p < stop and draw(st.integers(0, 3)) == 0]
-        children = _segments(draw, graph, [start, *inside, stop], []) if inside else []
-        made.append(Segment(start=start, stop=stop, mode=SegmentMode.RECOMPUTE, children=tuple(children)))
-    return made

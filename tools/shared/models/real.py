@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
-IMAGE_SHAPE = (128, 128, 3)
+PIXELS = 128
 
 APPLICATIONS = (
     "ResNet50",
@@ -26,7 +28,7 @@ def unet(levels: int = 4, filters: int = 32, classes: int = 4) -> keras.Model:
     Each of ``levels`` levels halves the image and doubles the filters; every skip connection spans the levels below it,
     so that hardly any cut of the graph is crossed by one tensor only.
     """
-    inputs = keras.Input(IMAGE_SHAPE)
+    inputs = keras.Input((PIXELS, PIXELS, 3))
     x, skips = inputs, []
     for level in range(levels):
         x = _double_convolution(x, filters * 2**level, f"down{level}")
@@ -61,7 +63,8 @@ def bert(layers: int = 12, width: int = 768, heads: int = 12, length: int = 128,
     return keras.Model(inputs, keras.layers.Dense(2)(x[:, 0]), name="bert")
 
 
-def _approximate_gelu(x: keras.KerasTensor) -> keras.KerasTensor:
+def approximate_gelu(x: keras.KerasTensor) -> keras.KerasTensor:
+    """Return GELU by its tanh approximation, whose cube shares a square with its gradient."""
     return keras.activations.gelu(x, approximate=True)
 
 
@@ -73,7 +76,7 @@ def gpt2(layers: int = 12, width: int = 768, heads: int = 12, length: int = 128,
         y = keras.layers.LayerNormalization()(x)
         y = keras.layers.MultiHeadAttention(heads, width // heads, dropout=0.1)(y, y, use_causal_mask=True)
         x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(y)])
-        y = keras.layers.Dense(4 * width, activation=_approximate_gelu)(keras.layers.LayerNormalization()(x))
+        y = keras.layers.Dense(4 * width, activation=approximate_gelu)(keras.layers.LayerNormalization()(x))
         x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(keras.layers.Dense(width)(y))])
     outputs = keras.layers.Dense(vocabulary, use_bias=False)(keras.layers.LayerNormalization()(x))
     return keras.Model(inputs, outputs, name="gpt2")
@@ -93,11 +96,15 @@ def vit(layers: int = 12, width: int = 768, heads: int = 12, patch: int = 16) ->
     return keras.Model(inputs, keras.layers.Dense(10)(x), name="vit")
 
 
-def _application(name: str) -> Callable[[], keras.Model]:
-    return lambda: getattr(keras.applications, name)(weights=None, input_shape=IMAGE_SHAPE)
+def application(name: str, pixels: int = PIXELS, **options: Any) -> keras.Model:
+    """Return a model of keras.applications for square images, with random weights."""
+    return getattr(keras.applications, name)(weights=None, input_shape=(pixels, pixels, 3), **options)
 
 
-MODELS: dict[str, Callable[[], keras.Model]] = {**{name: _application(name) for name in APPLICATIONS}, "UNet": unet}
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    **{name: functools.partial(application, name) for name in APPLICATIONS},
+    "UNet": unet,
+}
 TRANSFORMERS: dict[str, Callable[[], keras.Model]] = {
     "BERT-base": bert,
     "GPT-2": gpt2,

@@ -8,12 +8,9 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+from tools.shared.models.real import bert, gpt2, vit
+
 register = keras.saving.register_keras_serializable(package="tests")
-
-
-def approximate_gelu(x: Any) -> Any:
-    """Return GELU by its tanh approximation, whose cube shares a square with its gradient."""
-    return keras.activations.gelu(x, approximate=True)
 
 
 # Layers ------------------------------------------------------------------------------------------------------------
@@ -296,3 +293,22 @@ def siamese() -> Any:
     a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
     joined = layers.Subtract(name="minus")([tower(a), tower(b)])
     return keras.Model([a, b], layers.Dense(2, name="head")(joined), name="siamese")
+
+
+def adds_losses() -> Any:
+    x = inputs = keras.Input((8,))
+    for number in range(3):
+        x = AddsLoss(name=f"loss{number}")(layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x))
+    return keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
+
+
+def small_bert() -> Any:
+    return bert(layers=2, width=16, heads=2, length=6, vocabulary=5)
+
+
+def small_gpt2() -> Any:
+    return gpt2(layers=2, width=16, heads=2, length=6, vocabulary=5)
+
+
+def small_vit() -> Any:
+    return vit(layers=2, width=16, heads=2, patch=56)

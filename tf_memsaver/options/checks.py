@@ -1,14 +1,11 @@
-"""The options of all verbs: what each may be, checked in one place. No TensorFlow here, so that bad ones fail fast.
-
-The verbs, ``Request`` and plan files check values with it; the command's flags also read theirs from text with it.
-"""
+"""What the value of an option may be: checks that return it as we use it, or say what is accepted."""
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,13 +14,6 @@ from tf_memsaver.units import MOST_BYTES, parse_bytes, shown
 
 MOST_BATCH = 2**31 - 1
 """Kernels of TensorFlow count the rows of a tensor in 32 bits."""
-
-MOST_POINTS = 1000
-MODES = ("eager", "graph", "xla")
-GRANULARITIES = ("layer", "op")
-"""What a unit of a graph may be."""
-
-SAVE_FORMATS = ("keras", "saved_model")
 
 Check = Callable[[str, Any], Any]
 """Takes an option's name and its value; returns the value as we use it, or raises ``InvalidRequestError``."""
@@ -34,7 +24,10 @@ def refused(name: str, accepted: str, value: object) -> InvalidRequestError:
     return InvalidRequestError(f"{name} must be {accepted}, got {shown(value)}.")
 
 
-# What values may be ---------------------------------------------------------------------------------------------------
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a sentence with the names that are close to one that is none of them; empty if there are none."""
+    close = difflib.get_close_matches(name, sorted(known), n=3)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def whole(least: int, most: int = MOST_BYTES) -> Check:
@@ -105,6 +98,17 @@ def names(name: str, value: Any) -> tuple[str, ...]:
     return tuple(text(f"{name}[{place}]", item) for place, item in enumerate(value))
 
 
+def none_or(check: Check) -> Check:
+    """Return the check of what may also be None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def any_value(name: str, value: Any) -> Any:
+    """Return anything as it is: it is checked where it is used."""
+    del name
+    return value
+
+
 def choice(*choices: str) -> Check:
     """Return the check of one text out of some."""
 
@@ -151,82 +155,3 @@ def path(name: str, value: Any) -> str:
     if not found or not isinstance(found, str) or "\0" in found:
         raise refused(name, "a path", value)
     return found
-
-
-# How the command line writes them ------------------------------------------------------------------------------------
-
-
-def _int(written: str) -> Any:
-    try:
-        return int(written)
-    except ValueError:
-        return written
-
-
-def _float(written: str) -> Any:
-    try:
-        return float(written)
-    except ValueError:
-        return written
-
-
-def _list(written: str) -> list[str]:
-    return [part.strip() for part in written.split(",") if part.strip()]
-
-
-def _ints(written: str) -> list[Any]:
-    return [_int(part) for part in _list(written)]
-
-
-# The options ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """How an option is checked, and how it is read from a command line."""
-
-    check: Check
-    read: Callable[[str], Any] = str
-
-
-OPTIONS = {
-    "batch_size": Option(whole(1, MOST_BATCH), _int),
-    "budget": Option(byte_count),
-    "max_overhead": Option(share, _float),
-    "strategy": Option(name_),
-    "keep": Option(names, _list),
-    "recompute": Option(names, _list),
-    "candidates": Option(names, _list),
-    "granularity": Option(choice(*GRANULARITIES)),
-    "profile": Option(switch),
-    "points": Option(whole(2, MOST_POINTS), _int),
-    "mode": Option(choice(*MODES)),
-    "steps": Option(whole(1), _int),
-    "isolate": Option(switch),
-    "overwrite": Option(switch),
-    "source": Option(path),
-    "functions": Option(names, _list),
-    # Of the command alone.
-    "input_shape": Option(sizes, _ints),
-    "optimizer": Option(name_),
-    "loss": Option(name_),
-    "format": Option(choice("text", "json")),
-    "plan": Option(path),
-    "output": Option(path),
-    "save_format": Option(choices(*SAVE_FORMATS), _list),
-}
-OPTIONS["function"] = OPTIONS["functions"]
-
-_MAY_BE_NONE = frozenset({"budget", "max_overhead"})
-
-
-def checked(**options: Any) -> dict[str, Any]:
-    """Return options, each by its name, as we use them; a budget or overhead that is None stays None.
-
-    Raises:
-      InvalidRequestError: the first one that is no such value; the sentence names it and says what is accepted.
-    """
-    return {
-        name: None if value is None and name in _MAY_BE_NONE else OPTIONS[name].check(name, value)
-        for name, value in options.items()
-    }

@@ -1,0 +1,281 @@
+"""The table of options. Each stands here once, with its type, its check, its default and what is said of it.
+
+A class is a group of options that goes together: a verb takes the keywords of one (``**options: Unpack[PlanOptions]``),
+and a sub-command the flags of some. Type checkers and editors read the types here, the program reads the rest.
+"""
+
+# No "from __future__ import annotations": the entries of the table are annotations, and are read as values.
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypedDict, get_args
+
+from tf_memsaver.options.checks import (
+    MOST_BATCH,
+    any_value,
+    byte_count,
+    choice,
+    name_,
+    none_or,
+    share,
+    switch,
+    whole,
+)
+from tf_memsaver.options.option import Option, read_float, read_int, several
+
+_Planner = Literal["auto", "min_time", "min_peak", "nested"]
+_Baseline = Literal["plain", "recompute_all", "keep_products", "chen_sqrt", "chen_greedy"]
+Strategy = Literal[_Planner, _Baseline]
+"""The planners of this package; others can be registered."""
+
+Granularity = Literal["layer", "op"]
+"""What a unit of a graph may be."""
+
+Mode = Literal["eager", "graph", "xla"]
+"""How TensorFlow runs a step."""
+
+DEFAULT_MAX_OVERHEAD = 0.3
+"""Without a budget: the smallest peak whose predicted step is at most this share longer."""
+
+
+# What the verbs take --------------------------------------------------------------------------------------------------
+
+
+class Sized(TypedDict):
+    """What every verb must be told."""
+
+    batch_size: Annotated[
+        int,
+        Option(
+            check=whole(1, MOST_BATCH),
+            help="samples in a training batch (per replica); needed, because bytes depend on it",
+            value="N",
+            read=read_int,
+        ),
+    ]
+
+
+class Limits(TypedDict, total=False):
+    """What a plan must keep to, and who makes it."""
+
+    budget: Annotated[
+        int | str | None,
+        Option(
+            check=none_or(byte_count),
+            help="peak memory allowed to a whole training step, like 6GiB, 512MiB or 16000000000",
+            more="A number counts bytes. None is no limit.",
+            value="BYTES",
+        ),
+    ]
+    max_overhead: Annotated[
+        float | None,
+        Option(
+            check=none_or(share),
+            help="longest extra step time allowed, as a share of the plain step (default without a budget: "
+            f"{DEFAULT_MAX_OVERHEAD})",
+            more="It is held against the predicted time.",
+            value="SHARE",
+            read=read_float,
+        ),
+    ]
+    strategy: Annotated[
+        Strategy | str,
+        Option(
+            check=name_,
+            help=f"planner: {', '.join(get_args(_Planner))}; to compare with: {', '.join(get_args(_Baseline))}; or one "
+            "of an installed package",
+            more="``auto`` takes the quickest step within the budget or, without one, the smallest peak within "
+            "max_overhead (of those within 2% of it, the quickest; nested ones only where more than "
+            f"{DEFAULT_MAX_OVERHEAD} is allowed, or a budget needs them).",
+            default="auto",
+            value="NAME",
+        ),
+    ]
+
+
+class Hints(TypedDict, total=False):
+    """What a planner is told of the model."""
+
+    keep: Annotated[
+        str | Sequence[str],
+        several(help="layers never to recompute: names or patterns (conv1_*)"),
+    ]
+    recompute: Annotated[
+        str | Sequence[str],
+        several(
+            help="layers always to recompute",
+            more="Names or patterns.",
+        ),
+    ]
+    candidates: Annotated[
+        str | Sequence[str],
+        several(
+            help="cut only behind these layers",
+            more="Names or patterns: a segment ends behind one of them.",
+        ),
+    ]
+
+
+class Units(TypedDict, total=False):
+    """What a plan is made of."""
+
+    granularity: Annotated[
+        Granularity,
+        Option(
+            check=choice(*get_args(Granularity)),
+            help="what is counted and cut: layer, or op for single operations, names being theirs then",
+            more="A plan of operations may keep a matrix product and recompute the softmax behind it.",
+            default="layer",
+            value="layer|op",
+        ),
+    ]
+
+
+class Timing(TypedDict, total=False):
+    """How operations are timed."""
+
+    profile: Annotated[
+        bool,
+        Option(
+            check=switch,
+            help="time the step's operations on this device instead of predicting their times",
+            more="Each is run by itself (seconds). Predictions go by their arithmetic and the bytes that they move. "
+            "Plans from measured times vary a little.",
+            default=False,
+            value="",
+        ),
+    ]
+
+
+class Inputs(TypedDict, total=False):
+    """What a model is called with."""
+
+    inputs: Annotated[
+        Any,
+        Option(
+            check=any_value,
+            help="what a model with a ``call`` of its own is called with: specs such as ``tf.TensorSpec((None, 224, "
+            "224, 3))``, or a batch, in the structure of the call's first argument",
+            more="It is remembered for this model. A Functional model knows it, but for dimensions that its "
+            "``keras.Input`` left open, such as the length of a text.",
+        ),
+    ]
+
+
+class Overwrite(TypedDict, total=False):
+    """What may become of an output that is there; ``export_saved_model`` takes this alone."""
+
+    overwrite: Annotated[
+        bool,
+        Option(check=switch, help="replace an output of this program; anything else stays", default=False, value=""),
+    ]
+
+
+class RequestOptions(Limits, Hints, Units, Timing):
+    """What makes up a ``Request``."""
+
+
+class PlanOptions(Sized, RequestOptions, Inputs):
+    """What ``optimize`` and ``search_plan`` take."""
+
+
+class FunctionOptions(Limits, Hints, Timing):
+    """What ``optimize_function`` takes."""
+
+
+class CaptureOptions(Sized, Units, Timing):
+    """What ``capture_graph`` takes."""
+
+
+class EstimateOptions(Sized, Units, Inputs):
+    """What ``estimate`` takes."""
+
+
+class CurveOptions(Sized, Hints, Units, Timing, Inputs, total=False):
+    """What ``memory_time_curve`` takes."""
+
+    points: Annotated[
+        int,
+        Option(
+            check=whole(2, 1000),
+            help="plans on the curve",
+            more="There may be fewer where fewer differ.",
+            default=24,
+            value="N",
+            read=read_int,
+        ),
+    ]
+
+
+class SavedModelOptions(FunctionOptions, Overwrite, total=False):
+    """What ``rewrite_saved_model`` takes."""
+
+    functions: Annotated[
+        str | Sequence[str],
+        several(
+            help="functions of a SavedModel to rewrite (default: all that can be trained through)",
+            more="Give names, such as ``__call__``.",
+            flag="function",
+        ),
+    ]
+
+
+class RunOptions(Sized, total=False):
+    """What ``verify`` takes."""
+
+    mode: Annotated[
+        Mode,
+        Option(
+            check=choice(*get_args(Mode)),
+            help="how to run the steps: eager, graph or xla",
+            more="``graph`` is a tf.function, ``xla`` one with jit_compile.",
+            default="graph",
+            value="MODE",
+        ),
+    ]
+    steps: Annotated[int, Option(check=whole(1), help="training steps to run", default=3, value="N", read=read_int)]
+
+
+class MeasureOptions(RunOptions, total=False):
+    """What ``measure`` takes."""
+
+    isolate: Annotated[
+        bool,
+        Option(
+            check=switch,
+            help="measure in a fresh process (the model travels as a ``.keras`` file)",
+            more="``False`` measures here, where buffers of other work may be counted. Classes and functions of your "
+            "own that are defined in ``__main__`` or inside a function need it, and so do ``Lambda`` layers: the "
+            "process loads the file in Keras's safe mode.",
+            default=True,
+        ),
+    ]
+
+
+# Reading the table ----------------------------------------------------------------------------------------------------
+
+
+def options_of(group: Any) -> dict[str, Option]:
+    """Return the options of a class above, by name."""
+    return {name: get_args(entry)[1] for name, entry in group.__annotations__.items()}
+
+
+def types_of(group: Any) -> dict[str, Any]:
+    """Return the types of the options of a class above, by name."""
+    return {name: get_args(entry)[0] for name, entry in group.__annotations__.items()}
+
+
+OPTIONS: dict[str, Option] = {
+    name: option
+    for group in (PlanOptions, CurveOptions, SavedModelOptions, MeasureOptions)
+    for name, option in options_of(group).items()
+}
+"""The options of all verbs by name."""
+
+
+def checked(**options: Any) -> dict[str, Any]:
+    """Return options, each by its name, as we use them.
+
+    Raises:
+      InvalidRequestError: the first one that is no such value; the sentence names it and says what is accepted.
+    """
+    return {name: OPTIONS[name].check(name, value) for name, value in options.items()}
