@@ -39,6 +39,11 @@ class Rule(enum.Enum):
     TERMS_AFTER = "a result that is needed after a sum that it is a term of is held"
     FREE_CONSTANTS = "constants in a replay do not wait for its gate"
     FREE_PRODUCTS = "a gradient of a weight that is a product leaves before the others are there"
+    WHOLE_GRADIENT_SUMS = "no segment ends where the terms of a gradient would be added in parts"
+    WHOLE_FUSIONS = "no segment ends between operations that graph optimisation makes one"
+    WHOLE_SUMS = "no segment ends between a sum of many terms and a term that lends it its buffer"
+    WHOLE_CONSTANT_CHAINS = "no segment ends between products or sums through which a constant moves"
+    WHOLE_PRODUCTS = "no segment ends inside a product of factors of several shapes"
 
     def __repr__(self) -> str:
         return self.name
