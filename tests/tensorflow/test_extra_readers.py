@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tf_memsaver.parity.extra_readers import read_in_first_run, read_in_replay
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradient_reads import read_by_gradients
+from tf_memsaver.parity.level import EXACT
 
 
 def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], list[Any], Any]:
@@ -53,28 +53,28 @@ def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expecte
 def test_no_extra_reader_where_there_are_readers_enough() -> None:
     operations, sources, result = traced(lambda x, w: (lambda y: y * y + tf.sin(y))(x @ w))
     with sources[0].graph.as_default():
-        assert read_in_first_run(operations, sources, [result], "gradients", Gates())[0] is None
+        assert EXACT.read_in_first_run(operations, sources, [result], False, Gates())[0] == ()
 
 
 def test_an_extra_reader_has_one_element_of_each_value() -> None:
     operations, sources, result = traced(lambda x, w: tf.nn.gelu(x @ w))
     with sources[0].graph.as_default():
-        read, _ = read_in_first_run(operations, sources, [result], "gradients", Gates())
-    assert read is not None and read.dtype == tf.float32 and read.shape.rank == 1
+        (read,), _ = EXACT.read_in_first_run(operations, sources, [result], False, Gates())
+    assert read.dtype == tf.float32 and read.shape.rank == 1
 
 
 def test_a_cube_comes_with_the_square_of_its_gradient() -> None:
     operations, sources, result = traced(lambda x, w: 0.04 * tf.pow(x @ w, 3.0))
     with sources[0].graph.as_default():
         start = sources[0].graph.num_operations()
-        read_in_first_run(operations, sources, [result], "gradients", Gates())
+        EXACT.read_in_first_run(operations, sources, [result], False, Gates())
         added = sources[0].graph.get_operations()[start:]
     square = next(operation for operation in added if operation.type == "Pow")
-    assert square.name.startswith("gradients/") and tf.get_static_value(square.inputs[1]) == 2.0
+    assert square.name.startswith("0_gradients/") and tf.get_static_value(square.inputs[1]) == 2.0
     # The cube itself is read by nobody else: a constant in front of it moves into it.
     read = [each.inputs[0].op for each in added if each.type == "Reshape"]
     assert {each.type for each in read} == {"MatMul", "Pow"} and all(
-        each.name.startswith("gradients/") for each in read if each.type == "Pow"
+        each.name.startswith("0_gradients/") for each in read if each.type == "Pow"
     )
 
 
@@ -91,8 +91,8 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         added = graph.get_operations()[start:]
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
-        assert read_in_replay(added[: end - start], added, [], [], [gradient, y], Gates()) is None
-        assert read_in_replay(added[: end - start], added, [], [], [gradient], Gates()) is not None
+        assert EXACT.read_in_replay(added[: end - start], added, [], [], [gradient, y], Gates()) == ()
+        assert EXACT.read_in_replay(added[: end - start], added, [], [], [gradient], Gates())
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")

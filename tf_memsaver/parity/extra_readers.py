@@ -18,7 +18,7 @@ from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradient_reads import read_by_gradients
-from tf_memsaver.parity.grappler import FUSED_WITH_PADS_ALONE, PADS, SIZES_READ_BY_GRADIENT
+from tf_memsaver.parity.grappler import FIRST_RUN_GRADIENTS, FUSED_WITH_PADS_ALONE, PADS, SIZES_READ_BY_GRADIENT
 from tf_memsaver.parity.readers import (
     EXTRA_READERS,
     is_extra,
@@ -27,51 +27,55 @@ from tf_memsaver.parity.readers import (
     readers_of,
     source_of,
 )
-from tf_memsaver.parity.sums import read_after_sums, read_after_sums_of_replay
+from tf_memsaver.parity.sums import read_after_sums
 
 
-def read_in_first_run(
-    operations: Sequence[Any], sources: Iterable[Any], results: Sequence[Any], gradient_scope: str, gates: Gates
-) -> tuple[tf.Tensor | None, tuple[tf.Tensor, ...]]:
-    """Add a reader to every value that the plain step's backward operations read and that has one reader here.
+class FirstRunReads:
+    """What a first run lacks: readers of the values that the plain step's backward operations read."""
 
-    The square that the gradient of a cube computes is added, too: graph optimisation takes it for the forward pass as
-    well, and folds constants by its name.
+    def __init__(self, operations: Sequence[Any], sources: Iterable[Any], results: Sequence[Any]) -> None:
+        """Look at a first run.
 
-    Args:
-      operations: what a first run added to its graph, in order.
-      sources: the tensors that gradients are taken for.
-      results: the tensors that gradients come from.
-      gradient_scope: where names sort, relative to those of the operations, as in the plain step's backward pass.
-      gates: what reads single elements.
+        Args:
+          operations: what it added to its graph, in order.
+          sources: the tensors that gradients are taken for.
+          results: the tensors that gradients come from.
+        """
+        # Those of segments inside are for their gradients, which nobody takes here.
+        self._operations = [operation for operation in operations if not is_extra(operation)]
+        self._results = results
+        self._needed = list(read_by_gradients(self._operations, sources, results))
+        self._buffers = {id(buffer_of(tensor)) for tensor in self._needed}
 
-    Returns:
-      What was read, as one float32 vector, or None if nothing was. What is run must depend on it by data: where a
-      control dependency is all, the graph optimizer takes the readers out. And those of the results whose values the
-      plain step's backward operations read (``sums.read_after_later_sums``).
-    """
-    # Those of segments inside are for their gradients, which nobody takes here.
-    operations = [operation for operation in operations if not is_extra(operation)]
-    readers = readers_by_source(operations)
+    def values(self) -> list[tf.Tensor]:
+        """Return the values that backward operations read and that have one reader here, which may be fused with it."""
+        readers = readers_by_source(self._operations)
 
-    def may_be_fused(tensor: Any) -> bool:
-        source = source_of(tensor)
-        only = readers.get(id(source), [])
-        return len(only) == 1 and (only[0].type not in FUSED_WITH_PADS_ALONE or source.op.type in PADS)
+        def may_be_fused(tensor: Any) -> bool:
+            source = source_of(tensor)
+            only = readers.get(id(source), [])
+            return len(only) == 1 and (only[0].type not in FUSED_WITH_PADS_ALONE or source.op.type in PADS)
 
-    needed = list(read_by_gradients(operations, sources, results))
-    read = [tensor for tensor in needed if may_be_fused(tensor)]
-    buffers = {id(buffer_of(tensor)) for tensor in needed}
-    after_sums = read_after_sums(operations, readers_among(operations), buffers, gates)
-    extra = _first_elements([*read, *_squares_of_cubes(operations, gradient_scope), *after_sums], gates)
-    return extra, tuple(tensor for tensor in results if id(buffer_of(tensor)) in buffers)
+        return [tensor for tensor in self._needed if may_be_fused(tensor)]
 
+    def squares_of_cubes(self, forward_first: bool | None) -> Iterator[tf.Tensor]:
+        """Yield the squares that the gradients of cubes compute, added here.
 
-def _squares_of_cubes(operations: Sequence[Any], gradient_scope: str) -> Iterator[tf.Tensor]:
-    for operation in operations:
-        if operation.type == "Pow" and tf.get_static_value(operation.inputs[1]) == 3:
-            with tf.name_scope(f"{gradient_scope}/{operation.name}_grad/"):
-                yield tf.raw_ops.Pow(x=operation.inputs[0], y=tf.constant(2, operation.inputs[1].dtype), name="Pow")
+        Graph optimisation takes such a square for the forward pass as well, and folds constants by its name.
+        """
+        for operation in self._operations:
+            if operation.type == "Pow" and tf.get_static_value(operation.inputs[1]) == 3:
+                with tf.name_scope(f"{FIRST_RUN_GRADIENTS[forward_first]}/{operation.name}_grad/"):
+                    two = tf.constant(2, operation.inputs[1].dtype)
+                    yield tf.raw_ops.Pow(x=operation.inputs[0], y=two, name="Pow")
+
+    def terms(self, gates: Gates) -> Iterator[tf.Tensor]:
+        """Read, after each sum, those of its terms that backward operations need."""
+        return read_after_sums(self._operations, readers_among(self._operations), self._buffers, gates)
+
+    def needed_results(self) -> tuple[tf.Tensor, ...]:
+        """Return the results that backward operations need."""
+        return tuple(tensor for tensor in self._results if id(buffer_of(tensor)) in self._buffers)
 
 
 def read_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
@@ -87,7 +91,7 @@ def read_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: G
       gates: what reads single elements.
 
     Returns:
-      What was read, as ``read_in_first_run``.
+      What was read, as float32 vectors.
     """
     read = []
     for operation in (*operations, *(source_of(tensor).op for tensor in inputs)):
@@ -109,38 +113,24 @@ def _activated_convolution(operation: Any) -> Any | None:
     return source if convolved.op.type == "Conv2D" else None
 
 
-def read_in_replay(
-    replayed: Sequence[Any],
-    added: Sequence[Any],
-    outputs: Sequence[Any],
-    arrived: Collection[int],
-    gradients: Iterable[Any],
-    gates: Gates,
-) -> tf.Tensor | None:
-    """Add a reader to every replayed value that loses one: an operation that is not needed, or one after the segment.
+def values_that_lose_readers(
+    replayed: Sequence[Any], needed: Collection[int], outputs: Iterable[Any]
+) -> list[tf.Tensor]:
+    """Return the replayed values that lose a reader: an operation that is not needed, or one after the segment.
 
     Args:
       replayed: what a replay added to its graph, in order.
-      added: the same with the backward operations after it.
-      outputs: what the replay returned.
-      arrived: the places of those that a gradient arrived for: others have no reader after the segment.
-      gradients: what the backward operations are there for.
-      gates: what reads single elements.
-
-    Returns:
-      As ``read_in_first_run``.
+      needed: the ids of the operations that its gradients are made of.
+      outputs: what it returned and is read after the segment.
     """
-    needed = _needed_for(gradients, added)
     here = {id(operation) for operation in replayed}
     unneeded = [operation for operation in replayed if id(operation) not in needed]
     lost = [tensor for operation in unneeded for tensor in operation.inputs]
-    left = [outputs[place] for place in arrived]
-    lost += [tensor for tensor in left if sum(id(reader) in needed for reader in tensor.consumers()) == 1]
-    read = [tensor for tensor in lost if id(tensor.op) in needed and id(tensor.op) in here]
-    return _first_elements([*read, *read_after_sums_of_replay(replayed, needed, outputs, gates)], gates)
+    lost += [tensor for tensor in outputs if sum(id(reader) in needed for reader in tensor.consumers()) == 1]
+    return [tensor for tensor in lost if id(tensor.op) in needed and id(tensor.op) in here]
 
 
-def _needed_for(results: Iterable[Any], operations: Iterable[Any]) -> set[int]:
+def needed_for(results: Iterable[Any], operations: Iterable[Any]) -> set[int]:
     """Return the ids of those of the operations that results are made of."""
     own, needed = {id(operation) for operation in operations}, set[int]()
     stack = [tensor.op for tensor in results]
@@ -154,9 +144,10 @@ def _needed_for(results: Iterable[Any], operations: Iterable[Any]) -> set[int]:
     return needed
 
 
-def _first_elements(tensors: Iterable[Any], gates: Gates) -> tf.Tensor | None:
+def first_elements(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
+    """Return the first element of each floating tensor, in one float32 vector, if there is one."""
     unique = {id(tensor): tensor for tensor in tensors if tensor.dtype.is_floating}
     if not unique:
-        return None
+        return ()
     with tf.name_scope(EXTRA_READERS):
-        return gates.first_elements(list(unique.values()))
+        return (gates.first_elements(list(unique.values())),)

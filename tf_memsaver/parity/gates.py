@@ -5,10 +5,12 @@ Compilers and graph optimisation drop control dependencies where they see no nee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from tf_memsaver.compat.graphs import wait_for_only
 
 
 class Constants(NamedTuple):
@@ -76,6 +78,16 @@ def behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -
         return tf.identity(tensor, name=name)
     zero = tf.cast(gate, tensor.dtype)
     return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tf.subtract(tensor, zero, name=name)
+
+
+def free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
+    """Let constants not wait for the gate: graph optimisation moves only free ones through chains of products and sums.
+
+    Those of gradient functions, which wait for the gradient that arrives, do so in the plain step, too.
+    """
+    for operation in operations:
+        if operation.type == "Const" and gate.op in operation.control_inputs:
+            wait_for_only(operation, [each for each in operation.control_inputs if each is not gate.op])
 
 
 _SHAPES = frozenset("Rank Shape ShapeN Size".split())

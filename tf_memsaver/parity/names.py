@@ -68,9 +68,9 @@ class Names:
         self._root, self._kept, self._homes = root, kept, homes
 
     @classmethod
-    def of_model(cls) -> Names:
-        """Return the names for a forward pass that begins here."""
-        return cls(tf.get_current_name_scope(), Kept(), {})
+    def of_model(cls, settled: bool = True) -> Names:
+        """Return the names for a forward pass that begins here; those that the graph gives if they are not settled."""
+        return (cls if settled else _GivenNames)(tf.get_current_name_scope(), Kept(), {})
 
     @property
     def kept(self) -> Kept:
@@ -122,9 +122,13 @@ class Names:
         with tf.name_scope(f"{scope}/" if scope else ""), _asked(tf.compat.v1.get_default_graph(), scope, settled):
             yield
 
-    def first_run(self) -> FirstRunNames:
+    def first_run(self) -> Names:
         """Return the names for the first run of a segment among these calls."""
         return FirstRunNames(self)
+
+    def replay(self, scope: str) -> Names:
+        """Return the names for a replay of what ran with these, where ``scope`` stands for the model's."""
+        raise NotImplementedError(f"only first runs are replayed, not what stands in {scope}")
 
     def _home(self, home: int | None) -> str:
         # None was entered if the first run was eager and the replay is not.
@@ -136,6 +140,25 @@ class Names:
 
     def _taken(self, name: str) -> str:
         return self._kept.take(tf.compat.v1.get_default_graph(), f"{self._here(name)}{self.mark}")
+
+
+class _GivenNames(Names):
+    """Leaves all names to the graph, which numbers what is called the same."""
+
+    @contextlib.contextmanager
+    def entered(self, call: int, home: int | None, name: str) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def inside(self, home: int | None) -> Iterator[None]:
+        yield
+
+    def first_run(self) -> Names:
+        return self
+
+    def replay(self, scope: str) -> Names:
+        del scope
+        return self
 
 
 class FirstRunNames(Names):
@@ -163,7 +186,7 @@ class FirstRunNames(Names):
         self._settled.append(((home, wanted), name))
         return name
 
-    def replay(self, scope: str) -> ReplayNames:
+    def replay(self, scope: str) -> Names:
         """Return the names for a replay, where ``scope`` stands for the model's."""
         return ReplayNames(self, self._settled, scope)
 

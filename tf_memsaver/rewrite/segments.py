@@ -15,7 +15,6 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_variables
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
-from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.program import Segmenter
 from tf_memsaver.rewrite.blocks import Block, blocks_of
@@ -44,7 +43,7 @@ class SegmentedForward:
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
             slots[slot] = _of_graph(tensor)
-        self._run(slots, training, replace(shared, names=Names.of_model()) if shared else Shared())
+        self._run(slots, training, replace(shared, names=shared.parity.names()) if shared else Shared())
         return [slots[slot] for slot in self._sequence.outputs]
 
 

@@ -8,11 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.errors import SecondDerivativeError
-from tf_memsaver.parity.extra_readers import read_convolutions
 from tf_memsaver.parity.gates import Gates
-from tf_memsaver.parity.gradients import RENAMED, gradient_as_term, maker_of, may_be_summed
+from tf_memsaver.parity.gradients import RENAMED, maker_of, may_be_summed
 from tf_memsaver.parity.names import plain_name
-from tf_memsaver.parity.sums import read_after_later_sums
 from tf_memsaver.runtime import twins
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import with_gradient
@@ -30,18 +28,17 @@ def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shar
     """
     if tf.executing_eagerly():
         return _once_only(replay_eagerly(first, arrived), first, arrived)
-    gates = shared.gates
+    gates, parity = shared.gates, shared.parity
     # What reads the outputs is known by now.
-    first.witness += read_after_later_sums(first.needed, gates)
+    first.read += parity.read_before_replay(first.operations, first.inputs, first.needed, gates)
     first.needed = ()
-    first.witness += read_convolutions(first.operations, first.inputs, gates)
     described = _described(first, arrived, gates)
-    traced = shared.traces.gradients(described, lambda: replay_in_graph(first, arrived, gates), shared.names.kept)
+    traced = shared.traces.gradients(described, lambda: replay_in_graph(first, arrived, shared), shared.names.kept)
     gradients = _once_only(traced, first, arrived)
     terms = [may_be_summed(tensor, first.operations) for tensor in first.inputs]
     terms += [first.variables.count(v) > 1 or first.function.is_read_elsewhere(v) for v in first.variables]
     return [
-        gradient_as_term(gradient, gates) if term and gradient is not None else gradient
+        parity.leaving(gradient, gates) if term and gradient is not None else gradient
         for gradient, term in zip(gradients, terms, strict=True)
     ]
 
@@ -62,7 +59,7 @@ def _described(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Gates) 
     """Return what the trace of a replay depends on, or None if that cannot be said."""
     function = first.function
     entering = [*arrived.values(), *first.arguments]
-    read = [*entering, *first.held, *first.witness]
+    read = [*entering, *first.held, *first.read]
     described = twins.description(first.operations, [*read, *first.outputs])
     if described is None:
         return None

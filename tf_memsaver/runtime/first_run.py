@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from tf_memsaver.compat.tapes import followed
-from tf_memsaver.parity.extra_readers import read_in_first_run
-from tf_memsaver.parity.gates import Gates, is_of_shapes
-from tf_memsaver.parity.grappler import FIRST_RUN_GRADIENTS
-from tf_memsaver.runtime.replayable import Replayable, Tensors
+from tf_memsaver.parity.gates import is_of_shapes
+from tf_memsaver.runtime.replayable import Replayable, Shared, Tensors
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,7 +27,7 @@ class FirstRun:
       held: the other tensors that a replay must be given again.
       ungated: the places of those that it reads as they are.
       operations: what the run added to its graph, if there is one.
-      witness: what the gate of the replay must depend on.
+      read: what the gate of the replay must depend on, for equal bits.
       needed: the outputs that the plain step needs until the backward pass, and this one does not.
     """
 
@@ -42,7 +40,7 @@ class FirstRun:
     held: list[tf.Tensor] = field(default_factory=list)
     ungated: frozenset[int] = frozenset()
     operations: tuple[tf.Operation, ...] = ()
-    witness: tuple[tf.Tensor, ...] = ()
+    read: tuple[tf.Tensor, ...] = ()
     needed: tuple[tf.Tensor, ...] = ()
 
     @property
@@ -50,7 +48,7 @@ class FirstRun:
         """Inputs and weights."""
         return [*self.inputs, *self.weights]
 
-    def run(self, gates: Gates) -> None:
+    def run(self, shared: Shared) -> None:
         """Run the function, and note what it returns and adds to the graph."""
         if tf.executing_eagerly():
             self.outputs = self.function.first_run(self.inputs, self.weights)
@@ -62,10 +60,10 @@ class FirstRun:
         self.held = self.function.held()
         self.operations = tuple(graph.get_operations()[start:])
         self.ungated = frozenset(p for p, t in enumerate(self.held) if tf.is_symbolic_tensor(t) and is_of_shapes(t))
-        scope = FIRST_RUN_GRADIENTS[self.function.forward_first]
         sources = itertools.compress(self.arguments, self.wanted)
-        witness, self.needed = read_in_first_run(self.operations, sources, self.outputs, scope, gates)
-        self.witness = () if witness is None else (witness,)
+        self.read, self.needed = shared.parity.read_in_first_run(
+            self.operations, sources, self.outputs, self.function.forward_first, shared.gates
+        )
 
     def add_reads(self, again: Sequence[tuple[int, tf.Tensor]]) -> None:
         """Put further reads of variables (``Replayable.read_again``) in front of the weights.

@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from tf_memsaver.compat.tapes import VariableWatcher, followed, stop_recording
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.parity.gradients import as_term
 from tf_memsaver.runtime.backward import gradients_of
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_gradient
@@ -45,7 +44,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     shared = shared or Shared()
     first = FirstRun(function=function, inputs=inputs, weights=weights, wanted=followed([*inputs, *weights]))
     with stop_recording(), VariableWatcher() as watcher:
-        first.run(shared.gates)
+        first.run(shared)
     if not first.outputs:
         return []
     first.add_reads(function.read_again())
@@ -66,7 +65,9 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]
     if tf.executing_eagerly():
         return noted
-    return [as_term(tensor) if function.may_be_term(place) else tensor for place, tensor in enumerate(noted)]
+    return [
+        shared.parity.result(tensor) if function.may_be_term(place) else tensor for place, tensor in enumerate(noted)
+    ]
 
 
 def _refuse_trained(variables: Sequence[Any]) -> None:

@@ -6,18 +6,16 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import wait_for_only
-from tf_memsaver.parity.extra_readers import read_in_replay
-from tf_memsaver.parity.gates import Gates, behind
-from tf_memsaver.parity.gradients import READY, gated_input, maker_of, under_plain_name
+from tf_memsaver.parity.gates import behind
+from tf_memsaver.parity.gradients import READY
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
+from tf_memsaver.parity.level import Parity
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
-from tf_memsaver.runtime.replayable import Tensors
+from tf_memsaver.runtime.replayable import Shared, Tensors
 
 Gradients = list[tf.Tensor | None]
 
@@ -54,19 +52,20 @@ def _as_finished(gradients: Gradients, variables: Sequence[int], finished: Seque
     return arranged
 
 
-def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Gates) -> Gradients:
+def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shared) -> Gradients:
     """Trace what ``replay_eagerly`` does, so that nothing of it starts before the gradients have arrived."""
     function, graph = first.function, tf.compat.v1.get_default_graph()
-    gate = gates.gate([gates.first_elements(list(arrived.values())), *first.witness])
+    gates, parity = shared.gates, shared.parity
+    gate = gates.gate([gates.first_elements(list(arrived.values())), *first.read])
     with tf.control_dependencies([gate]), tf.GradientTape(watch_accessed_variables=False) as tape:
-        inputs = [gated_input(gate, tensor, function.forward_first) for tensor in first.inputs]
+        inputs = [parity.entering(gate, tensor, function.forward_first) for tensor in first.inputs]
         sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
         tape.watch(sources)
         start = graph.num_operations()
         held = [t if place in first.ungated else behind(gate, t) for place, t in enumerate(first.held)]
         outputs = function.replay(inputs, first.weights, held)
     end = graph.num_operations()
-    renamed = [under_plain_name(gate, function.gradient_name(p), each, outputs[p]) for p, each in arrived.items()]
+    renamed = [parity.arriving(gate, function.gradient_name(p), each, outputs[p]) for p, each in arrived.items()]
     # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope(f"{FUNCTION_SCOPE}/"):
         results = tape.gradient([outputs[place] for place in arrived], sources, output_gradients=renamed)
@@ -74,9 +73,9 @@ def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Ga
     found = [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
     added = graph.get_operations()[start:]
     replayed = added[: end - start]
-    _free_constants(replayed, gate)
-    witness = read_in_replay(replayed, added, outputs, arrived, found, gates)
-    return _released(gradients, len(inputs), None if witness is None else gates.gate([witness]))
+    parity.free_constants(replayed, gate)
+    read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
+    return _released(gradients, len(inputs), gates.gate(read) if read else None, parity)
 
 
 def _spread(results: Iterable[tf.Tensor | None], wanted: Iterable[bool]) -> Gradients:
@@ -85,54 +84,31 @@ def _spread(results: Iterable[tf.Tensor | None], wanted: Iterable[bool]) -> Grad
     return [next(given) if each else None for each in wanted]
 
 
-def _free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
-    """Let constants not wait for the gate: graph optimisation moves only free ones through chains of products and sums.
-
-    Those of gradient functions, which wait for the gradient that arrives, do so in the plain step, too.
-    """
-    for operation in operations:
-        if operation.type == "Const" and gate.op in operation.control_inputs:
-            others = [each for each in operation.control_inputs if each is not gate.op]
-            wait_for_only(operation, others)
-
-
-def _released(gradients: Gradients, inputs: int, gate: tf.Tensor | None) -> Gradients:
+def _released(gradients: Gradients, inputs: int, gate: tf.Tensor | None, parity: Parity) -> Gradients:
     """Return gradients of inputs, then of weights, so that nobody gets one before all are there.
 
     The replay of the segment before this one would otherwise start while weight gradients here still hold replayed
     activations. One of them depends on ``gate`` by data.
     """
-    free = [place >= inputs and _is_product(gradient) for place, gradient in enumerate(gradients)]
+    free = [place >= inputs and parity.may_leave_early(gradient) for place, gradient in enumerate(gradients)]
     if gate is not None and all(gradient is None or is_free for gradient, is_free in zip(gradients, free, strict=True)):
         free = [False] * len(gradients)
     waiting = [gradient is not None and not is_free for gradient, is_free in zip(gradients, free, strict=True)]
-    together = iter(_together(list(itertools.compress(gradients, waiting)), sum(waiting[:inputs]), gate))
+    together = iter(_together(list(itertools.compress(gradients, waiting)), sum(waiting[:inputs]), gate, parity))
     return [next(together) if waits else gradient for gradient, waits in zip(gradients, waiting, strict=True)]
 
 
-def _is_product(gradient: Any) -> bool:
-    """Whether a weight's gradient is a product, whose factors the optimizer's own product may be joined with.
-
-    Graph optimisation multiplies such a gradient's factors by a learning rate in the order of their sizes
-    (``MinimizeBroadcasts``), if nothing stands in between. No factor is larger than the weight.
-    """
-    return isinstance(gradient, tf.Tensor) and maker_of(gradient).type == "Mul"
-
-
-def _together(tensors: Tensors, first: int, gate: tf.Tensor | None) -> list[tf.Tensor]:
+def _together(tensors: Tensors, first: int, gate: tf.Tensor | None, parity: Parity) -> list[tf.Tensor]:
     """Return the tensors unchanged, but none before all are there; the smallest depends on ``gate`` by data.
 
     The smallest of those from ``first`` on, of weights, if there are any: nobody may want the gradient of an input, if
     all that is in front of the segment is frozen, and graph optimisation would take it out.
-
-    Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition becomes
-    such a term: so each copy takes the name of the operation that made it, with an ending that sorts right after it.
     """
     places = range(first if first < len(tensors) else 0, len(tensors))
     smallest = min(places, key=lambda place: tensors[place].shape.num_elements() or sys.maxsize, default=0)
     with tf.control_dependencies([t.op for t in tensors]):
         copies = []
         for place, tensor in enumerate(tensors):
-            with tf.name_scope(f"{maker_of(tensor).name}/"):
+            with parity.named_as(tensor):
                 copies.append(behind(gate if place == smallest else None, tensor, READY))
         return copies

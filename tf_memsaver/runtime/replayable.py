@@ -9,6 +9,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from tf_memsaver.parity.gates import Gates
+from tf_memsaver.parity.level import Parity, level_here
 from tf_memsaver.parity.names import Names
 from tf_memsaver.runtime import twins
 
@@ -62,4 +63,5 @@ class Shared:
 
     traces: twins.Traces = field(default_factory=twins.Traces)
     gates: Gates = field(default_factory=Gates)
-    names: Names = field(default_factory=Names.of_model)
+    names: Names = field(default_factory=lambda: level_here().names())
+    parity: Parity = field(default_factory=level_here)

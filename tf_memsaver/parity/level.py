@@ -1,0 +1,218 @@
+"""What is done for equal bits alone, behind one interface: the runtime asks a level of parity, and its rules answer.
+
+Without any of them results are right within rounding, and memory is the same: gates hold the order, not rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import enum
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.parity import extra_readers, gradients, sums
+from tf_memsaver.parity.gates import Gates, behind, free_constants
+from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
+from tf_memsaver.parity.names import Names, plain_name
+
+
+class Rule(enum.Enum):
+    """Something that is done for equal bits alone, with what it does."""
+
+    NAMES = "layers and operations are called as in the plain step in replays, and otherwise in first runs"
+    INPUT_NAMES = "what enters a replay is called as what made it"
+    ARRIVING_NAMES = "a gradient that arrives for a replay is called as in the plain step"
+    LEAVING_NAMES = "a gradient that leaves a replay is called as in the plain step"
+    RESULTS_AS_TERMS = "what leaves a segment and may be a term of a sum is an operation of its own"
+    GRADIENTS_AS_TERMS = "a gradient that leaves a segment and may be a term of a sum is an operation of its own"
+    READERS_IN_FIRST_RUN = "a value that the plain step's backward pass reads has a second reader in a first run"
+    READERS_IN_REPLAY = "a value that loses a reader in a replay gets another one"
+    SQUARES_OF_CUBES = "the square that the gradient of a cube computes is there in a first run"
+    CONVOLUTIONS = "a convolution in front of a LeakyRelu that is waited for is read once more"
+    TERMS_IN_FIRST_RUN = "a term that is needed after its sum is held, in a first run"
+    TERMS_IN_REPLAY = "a term that is needed after its sum is held, in a replay"
+    TERMS_AFTER = "a result that is needed after a sum that it is a term of is held"
+    FREE_CONSTANTS = "constants in a replay do not wait for its gate"
+    FREE_PRODUCTS = "a gradient of a weight that is a product leaves before the others are there"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """A level of parity: the rules that are kept."""
+
+    rules: frozenset[Rule]
+
+    def without(self, *rules: Rule) -> Parity:
+        """Return the level with some rules less."""
+        return Parity(self.rules.difference(rules))
+
+    def names(self) -> Names:
+        """Return what names the operations of a forward pass that begins here."""
+        return Names.of_model(settled=Rule.NAMES in self.rules)
+
+    def replay_scope(self, scope: str, graph: Any, forward_first: bool | None) -> str:
+        """Return the name scope, with a slash at its end, of the replay of a first run in a scope of a graph."""
+        return plain_name(scope, graph, forward_first)
+
+    # What leaves a first run --------------------------------------------------------------------------------------
+
+    def read_in_first_run(
+        self,
+        operations: Sequence[Any],
+        sources: Iterable[Any],
+        results: Sequence[Any],
+        forward_first: bool | None,
+        gates: Gates,
+    ) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:
+        """Add the readers that a first run lacks.
+
+        Args:
+          operations: what the first run added to its graph, in order.
+          sources: the tensors that gradients are taken for.
+          results: the tensors that gradients come from.
+          forward_first: see ``CallSequence``.
+          gates: what reads single elements.
+
+        Returns:
+          What was read, as float32 vectors: the gate of the replay must depend on them by data, since graph
+          optimisation takes out what hangs on a control dependency alone. And those of the results that the plain step
+          needs until the backward pass.
+        """
+        run = extra_readers.FirstRunReads(operations, sources, results)
+        read: list[tf.Tensor] = []
+        if Rule.READERS_IN_FIRST_RUN in self.rules:
+            read += run.values()
+        if Rule.SQUARES_OF_CUBES in self.rules:
+            read += run.squares_of_cubes(forward_first)
+        if Rule.TERMS_IN_FIRST_RUN in self.rules:
+            read += run.terms(gates)
+        return extra_readers.first_elements(read, gates), run.needed_results()
+
+    def result(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return a result of a segment that may be a term of a sum."""
+        return gradients.as_term(tensor) if Rule.RESULTS_AS_TERMS in self.rules else tensor
+
+    # What enters a replay -----------------------------------------------------------------------------------------
+
+    def read_before_replay(
+        self, operations: Sequence[Any], inputs: Sequence[Any], needed: Sequence[Any], gates: Gates
+    ) -> tuple[tf.Tensor, ...]:
+        """Add the readers that are missing once it is known what reads the results of a first run.
+
+        Args:
+          operations: those of the first run.
+          inputs: what it read.
+          needed: the results that the plain step needs until the backward pass.
+          gates: what reads single elements.
+
+        Returns:
+          As ``read_in_first_run``.
+        """
+        terms = sums.read_after_later_sums(needed, gates) if Rule.TERMS_AFTER in self.rules else ()
+        keep = Rule.CONVOLUTIONS in self.rules
+        return (*terms, *(extra_readers.read_convolutions(operations, inputs, gates) if keep else ()))
+
+    def entering(self, gate: tf.Tensor, tensor: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
+        """Return what a replay reads of an input, not before the gate."""
+        if Rule.INPUT_NAMES in self.rules:
+            return gradients.gated_input(gate, tensor, forward_first)
+        return behind(gate, tensor)
+
+    def arriving(self, gate: tf.Tensor, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+        """Return the gradient that arrived for an output of a replay; the plain step calls it by a name."""
+        if Rule.ARRIVING_NAMES in self.rules:
+            return gradients.under_plain_name(gate, name, gradient, output)
+        return gradient
+
+    # What leaves a replay -----------------------------------------------------------------------------------------
+
+    def read_in_replay(
+        self,
+        replayed: Sequence[Any],
+        added: Sequence[Any],
+        outputs: Sequence[Any],
+        arrived: Collection[int],
+        found: Sequence[Any],
+        gates: Gates,
+    ) -> tuple[tf.Tensor, ...]:
+        """Add the readers that a replay lacks.
+
+        Args:
+          replayed: what a replay added to its graph, in order.
+          added: the same with the backward operations after it.
+          outputs: what the replay returned.
+          arrived: the places of those that a gradient arrived for: others have no reader after the segment.
+          found: the gradients that the backward operations are there for.
+          gates: what reads single elements.
+
+        Returns:
+          As ``read_in_first_run``.
+        """
+        needed = extra_readers.needed_for(found, added)
+        read: list[tf.Tensor] = []
+        if Rule.READERS_IN_REPLAY in self.rules:
+            read += extra_readers.values_that_lose_readers(replayed, needed, [outputs[place] for place in arrived])
+        if Rule.TERMS_IN_REPLAY in self.rules:
+            read += sums.read_after_sums_of_replay(replayed, needed, outputs, gates)
+        return extra_readers.first_elements(read, gates)
+
+    def free_constants(self, operations: Iterable[Any], gate: tf.Tensor) -> None:
+        """Let the constants of a replay do without its gate."""
+        if Rule.FREE_CONSTANTS in self.rules:
+            free_constants(operations, gate)
+
+    def may_leave_early(self, gradient: Any) -> bool:
+        """Whether a weight's gradient is a product, whose factors the optimizer's own product may be joined with.
+
+        Graph optimisation multiplies such a gradient's factors by a learning rate in the order of their sizes
+        (``MinimizeBroadcasts``), if nothing stands in between. No factor is larger than the weight.
+        """
+        if Rule.FREE_PRODUCTS not in self.rules or not isinstance(gradient, tf.Tensor):
+            return False
+        return bool(gradients.maker_of(gradient).type == REORDERED_BY_SIZE)
+
+    def named_as(self, gradient: tf.Tensor) -> AbstractContextManager[Any]:
+        """Open the name scope for a copy of a gradient that leaves a replay.
+
+        Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition
+        becomes such a term: so each copy takes the name of the operation that made it.
+        """
+        if Rule.LEAVING_NAMES in self.rules:
+            return tf.name_scope(f"{gradients.maker_of(gradient).name}/")
+        return contextlib.nullcontext()
+
+    def leaving(self, gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
+        """Return a gradient that leaves a segment and may be a term of a sum (``gradients.may_be_summed``)."""
+        return gradients.gradient_as_term(gradient, gates) if Rule.GRADIENTS_AS_TERMS in self.rules else gradient
+
+
+EXACT = Parity(frozenset(Rule))
+"""Every rule: equal bits, wherever TensorFlow itself gives equal bits."""
+
+ROUNDING = Parity(frozenset())
+"""No rule: results are equal within rounding."""
+
+_chosen: contextvars.ContextVar[Parity] = contextvars.ContextVar("parity", default=EXACT)
+
+
+def level_here() -> Parity:
+    """Return the level of parity for a forward pass that begins here."""
+    return _chosen.get()
+
+
+@contextlib.contextmanager
+def at_level(level: Parity) -> Iterator[None]:
+    """Run forward passes at another level of parity."""
+    token = _chosen.set(level)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
