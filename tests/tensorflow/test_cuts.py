@@ -13,7 +13,7 @@ import pytest
 from keras import layers
 
 from tf_memsaver.capture import cuts
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 
 SUM, FUSED, CONSTANT, SHAPES = RULES = (
     "_splitting_positions",
