@@ -40,3 +40,13 @@ def test_another_name_is_none_of_it() -> None:
 def test_versions() -> None:
     found = dict(versions())
     assert found["tf_memsaver"] == tf_memsaver.__version__ and list(found) == sorted(found)
+
+
+@pytest.mark.parametrize("name", [name for name in api.__all__ if inspect.isfunction(getattr(api, name))])
+def test_every_verb_says_what_its_keywords_are(name: str) -> None:
+    verb = getattr(api, name)
+    parameters = inspect.signature(verb).parameters.values()
+    keywords = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
+    assert "options" not in keywords
+    arguments = inspect.getdoc(verb).partition("\nArgs:\n")[2].partition("\nRaises:\n")[0]
+    assert all(f"\n  {keyword}: " in f"\n{arguments}" for keyword in keywords)

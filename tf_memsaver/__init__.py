@@ -119,4 +119,4 @@ def __dir__() -> list[str]:
 
 if "keras" in sys.modules and backend() == TENSORFLOW:
     # A script that has Keras already may load a saved optimized model before it uses a verb: register its class now.
-    importlib.import_module("tf_memsaver.rewrite.keras_model")
+    importlib.import_module("tf_memsaver.rewrite.optimized_model")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from tf_memsaver.capture.function import capture_function, concrete_function
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.function_step import capture_function, concrete_function
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.measure import Measurement, measure
 from tf_memsaver.check.verify import Verification, verify
 from tf_memsaver.compat.versions import versions
@@ -25,8 +25,8 @@ from tf_memsaver.planners.solve import check_strategy, curve, solve
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.program.signature import note_inputs
 from tf_memsaver.report.notices import tell
-from tf_memsaver.rewrite.function import make_optimized_function
-from tf_memsaver.rewrite.keras_model import make_optimized, strip
+from tf_memsaver.rewrite.optimized_function import make_optimized_function
+from tf_memsaver.rewrite.optimized_model import make_optimized, strip
 from tf_memsaver.saved import saved_model
 from tf_memsaver.saved.export import export_saved_model
 

@@ -12,9 +12,10 @@ from tests.strategies import graphs, requests
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import SegmentMode, check_cover
+from tf_memsaver.options.table import DEFAULT_MAX_OVERHEAD
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.request import DEFAULT_MAX_OVERHEAD, Request
+from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import planner_names, solve
 from tools.shared.nets import chain
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.capture.function import capture_function
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.function_step import capture_function
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat import keras_models
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
@@ -20,11 +20,10 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
-from tf_memsaver.program.model_function import ModelFunction
-from tf_memsaver.program.sublayer_calls import SublayerCalls
-from tf_memsaver.rewrite.function import make_optimized_function
-from tf_memsaver.rewrite.keras_model import make_uncertified
+from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.layer_calls import list_layer_calls
+from tf_memsaver.rewrite.optimized_function import make_optimized_function
+from tf_memsaver.rewrite.optimized_model import make_uncertified
 
 Span = tuple[Any, ...]
 """``(first, last)`` labels of the layer calls that a recompute segment holds, or with a third item: child spans."""
@@ -121,14 +120,6 @@ def _drawn(graph: Graph, ends: Sequence[int], inner: Sequence[int], chance: Call
     return made
 
 
-def sequence_of(model: Any, granularity: str) -> CallSequence:
-    if granularity == "op":
-        return ModelFunction(model).calls.sequence
-    if runs_as_python(model):
-        return SublayerCalls(model).calls.sequence
-    return list_layer_calls(model)
-
-
 def optimized_between_cuts(model: Any, *, batch_size: int = 4, length: int = 3, granularity: str = "layer") -> Any:
     segments = runs_between_cuts(model, batch_size=batch_size, length=length, granularity=granularity)
     return optimized_in_segments(model, segments, batch_size, granularity)
@@ -147,7 +138,7 @@ def optimized_one_by_one(model: Any, *, batch_size: int = 4) -> Any:
 
 def optimized_in_segments(model: Any, segments: Sequence[Segment], batch_size: int, granularity: str) -> Any:
     assert any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
-    plan = plan_of(sequence_of(model, granularity), segments, batch_size)
+    plan = plan_of(program_of(model, granularity).sequence, segments, batch_size)
     request = dataclasses.replace(plan.request, granularity=granularity)
     return make_uncertified(model, dataclasses.replace(plan, request=request))
 

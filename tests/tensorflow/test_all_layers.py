@@ -18,8 +18,8 @@ from keras import layers, ops
 
 import tf_memsaver
 from tests.tensorflow.plans import labels, optimized_by_hand
-from tf_memsaver.capture.keras_model import capture_graph
-from tf_memsaver.rewrite.keras_model import make_optimized
+from tf_memsaver.capture.model_step import capture_graph
+from tf_memsaver.rewrite.optimized_model import make_optimized
 from tools.shared.records import Record, assert_identical
 from tools.shared.training import train
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tensorflow.plans import labels
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.measure import measure
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase

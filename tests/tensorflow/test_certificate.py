@@ -14,11 +14,11 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import plan_of, segments_of
-from tf_memsaver.capture import keras_model
+from tf_memsaver.capture import model_step
 from tf_memsaver.errors import CertificationError, InvalidRequestError, MemsaverError, UnsupportedModelError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.layer_calls import list_layer_calls
-from tf_memsaver.rewrite.keras_model import is_optimized
+from tf_memsaver.rewrite.optimized_model import is_optimized
 from tools.shared.models import small as models
 
 
@@ -42,13 +42,13 @@ def edited(plan: Plan, *spans: Any) -> Plan:
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models that are captured."""
     found: list[Any] = []
-    traced = keras_model.traced_graph
+    traced = model_step.traced_graph
 
     def counted(source: Any, *args: Any, **kwargs: Any) -> Any:
         found.append(source)
         return traced(source, *args, **kwargs)
 
-    monkeypatch.setattr(keras_model, "traced_graph", counted)
+    monkeypatch.setattr(model_step, "traced_graph", counted)
     return found
 
 

@@ -14,7 +14,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import cut_everywhere
-from tf_memsaver.capture.function import capture_function, concrete_function
+from tf_memsaver.capture.function_step import capture_function, concrete_function
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode
@@ -81,7 +81,7 @@ def test_copies_have_names_shapes_and_order_of_the_source(build: Callable[[], fu
     calls = FunctionCalls(concrete)
     count = len(calls.sequence.calls)
     forward = SegmentedForward(calls.sequence, [Segment(start=0, stop=count, mode=SegmentMode.STORE)])
-    copy = tf.function(lambda x: calls.leave(forward(calls.enter([x]), training=True)), autograph=False)
+    copy = tf.function(lambda x: calls.finish(forward(calls.enter([x]), training=True)), autograph=False)
     inlined = ("PartitionedCall", "Identity")
     missing = before - set(_described(copy.get_concrete_function(free_spec(arguments[0])).graph))
     assert [each for each in missing if not each[1].endswith(inlined)] == []
@@ -140,7 +140,7 @@ def test_sums_that_wait_are_added_to_apart() -> None:
     assert apart == ["add", "add_1", "add_2", "add_3"]
     count = len(calls.sequence.calls)
     forward = SegmentedForward(calls.sequence, [Segment(start=0, stop=count, mode=SegmentMode.STORE)])
-    copy = tf.function(lambda x: calls.leave(forward(calls.enter([x]), training=True)), autograph=False)
+    copy = tf.function(lambda x: calls.finish(forward(calls.enter([x]), training=True)), autograph=False)
     operations = copy.get_concrete_function(free_spec(arguments[0])).graph.get_operations()
     waits = {each.name: len(each.control_inputs) for each in operations if each.type == "NoOp"}
     ends = [f"{name}/output_control_node" for name in ("StatefulPartitionedCall", "StatefulPartitionedCall_3")]

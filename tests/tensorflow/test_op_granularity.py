@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of, sequence_of
+from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments, segments_of
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program import model_function
+from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.moved_cuts import MovedCuts, longest_increasing
 from tf_memsaver.program.signature import trace_call
@@ -255,7 +256,7 @@ def test_random_numbers_of_a_replay_have_a_shape_that_graph_optimisation_sees() 
     x = layers.Dropout(0.1, dtype="mixed_float16")(layers.Dense(64, "gelu", dtype="mixed_float16")(inputs))
     x = layers.Dense(64, "gelu", dtype="float64", name="after")(x)
     model = keras.Model(inputs, layers.Dense(4)(x))
-    calls = [call.label for call in sequence_of(model, "op").calls]
+    calls = [call.label for call in program_of(model, "op").sequence.calls]
     start, stop = (next(n for n, label in enumerate(calls) if each in label) for each in ("Uniform", "after_1/Gelu"))
     optimized = optimized_in_segments(model, segments_of(calls, [(calls[start], calls[stop - 1])]), 64, "op")
     assert_trains_alike(model, optimized, modes=("graph",), batch_size=64, free_batch=True)

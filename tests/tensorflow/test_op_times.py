@@ -13,7 +13,7 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver.capture import op_times
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.graph import Graph
 from tools.shared.models import small as models
 

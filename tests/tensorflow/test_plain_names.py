@@ -17,9 +17,9 @@ from tests.tensorflow.plans import (
     optimized_by_hand,
     optimized_in_segments,
     segments_of,
-    sequence_of,
 )
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
+from tf_memsaver.program.kinds import program_of
 from tools.shared.models import small as models
 from tools.shared.training import assert_trains_alike, batch_for
 
@@ -202,7 +202,7 @@ def test_an_argument_that_one_segment_passes_on_to_the_next() -> None:
 def test_operations_that_read_a_variable_inside_a_segment_and_outside(blocks: int) -> None:
     """Each read sends it a term, under a name of its own and not that of the first gradient of the segment."""
     model = shared_block(calls=4, dropout=0.0)
-    calls = [call.label for call in sequence_of(model, "op").calls]
+    calls = [call.label for call in program_of(model, "op").sequence.calls]
     ends = [label for label in calls if re.fullmatch(r"norm1(_\d)?/add_2", label)]
     batch = 64
     optimized = optimized_in_segments(model, segments_of(calls, [(calls[0], ends[blocks - 1])]), batch, "op")

@@ -80,6 +80,40 @@ def test_functions_that_somebody_keeps_keep_their_gradients() -> None:
     optimized.fit(x, y, verbose=0)
 
 
+class Remembering(layers.Layer):
+    """Keeps a tensor of its last call, and a function that is first traced when it trains."""
+
+    @tf.function
+    def gated(self, x: Any, training: bool) -> Any:
+        return x * tf.sigmoid(x) if training else x
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        self.last = [x]
+        return self.gated(x, training)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "op"])
+def test_functions_outlive_the_graph_that_they_were_traced_in(granularity: str) -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8), Remembering(), layers.Dense(8), Remembering()])
+    model.compile("sgd", "mse")
+    tf_memsaver.search_plan(model, batch_size=4, granularity=granularity)
+    model.fit(np.ones((4, 8), "float32"), np.ones((4, 8), "float32"), verbose=0)
+    for again in ("layer", "op"):
+        tf_memsaver.search_plan(model, batch_size=4, granularity=again)
+
+
+def test_a_layer_that_keras_compiles_by_itself_is_planned_whenever_garbage_is_collected() -> None:
+    grouped = [layers.Conv2D(8, 3, padding="same", groups=8) for _ in range(2)]
+    model = keras.Sequential([keras.Input((8, 8, 8)), *grouped, layers.GlobalAveragePooling2D(), layers.Dense(4)])
+    gc.collect()
+    gc.disable()
+    try:
+        for granularity in ("layer", "op", "op"):
+            tf_memsaver.search_plan(model, batch_size=4, granularity=granularity)
+    finally:
+        gc.enable()
+
+
 class Lion(keras.optimizers.Optimizer):
     """No configuration, and arguments of its own."""
 

@@ -20,7 +20,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import drawn_segments, optimized_in_segments
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.signature import note_inputs
 from tools.shared.models.random_fit import (

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, Phase, assume, given, note, seed, settings
 from hypothesis import strategies as st
 
 from tests.tensorflow.plans import drawn_segments, plan_of
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.program.layer_calls import list_layer_calls
-from tf_memsaver.rewrite.keras_model import make_uncertified
+from tf_memsaver.rewrite.optimized_model import make_uncertified
 from tools.shared.models.random_small import random_model
 from tools.shared.records import assert_identical, differing
 from tools.shared.training import train

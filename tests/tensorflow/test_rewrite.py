@@ -15,10 +15,10 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import hand_plan, labels, optimized_between_cuts, optimized_by_hand
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.rewrite.keras_model import is_optimized, make_uncertified, strip
+from tf_memsaver.rewrite.optimized_model import is_optimized, make_uncertified, strip
 from tools.shared.models import small as models
 from tools.shared.models.real import approximate_gelu
 from tools.shared.processes import run_code

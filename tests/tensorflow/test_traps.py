@@ -19,7 +19,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import hand_plan, labels, naive, optimized_between_cuts, optimized_by_hand, plan_of
-from tf_memsaver.capture.keras_model import capture_graph
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.problem import Problem

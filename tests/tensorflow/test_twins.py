@@ -13,7 +13,7 @@ from keras import layers
 
 from tests.tensorflow.graphs import described, gradient_graph, model_graph
 from tests.tensorflow.plans import cut_everywhere, optimized_between_cuts
-from tf_memsaver.capture.function import concrete_function
+from tf_memsaver.capture.function_step import concrete_function
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.runtime import twins
 from tools.shared.models import small as models

@@ -42,7 +42,7 @@ class Weight:
 
 
 class StepSource(Protocol):
-    """What a training step is traced of; ``keras_model`` and ``function`` have one each."""
+    """What a training step is traced of; ``model_step`` and ``function_step`` have one each."""
 
     @property
     def name(self) -> str:

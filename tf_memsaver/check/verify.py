@@ -21,7 +21,7 @@ from tf_memsaver.options.table import RunOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.signature import signature_of
-from tf_memsaver.rewrite.keras_model import another
+from tf_memsaver.rewrite.optimized_model import another
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

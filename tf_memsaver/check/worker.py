@@ -19,7 +19,7 @@ import keras
 
 from tf_memsaver.check.measure import measure
 from tf_memsaver.program.signature import note_inputs_of_json
-from tf_memsaver.rewrite import keras_model  # noqa: F401  (registers the class that optimized models are saved as)
+from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the class that optimized models are saved as)
 
 
 def main(job_text: str, result_path: str) -> None:

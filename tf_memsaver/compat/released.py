@@ -47,13 +47,17 @@ def gradients_end_with_graphs() -> Iterator[None]:
 
 
 def release(graph: Any) -> None:
-    """Take a FuncGraph that is needed no more apart, so that nothing waits for the garbage collector."""
+    """Take a FuncGraph that is needed no more apart, so that nothing waits for the garbage collector.
+
+    It may still be found: a layer may keep one of its tensors, and a ``tf.function`` that was first traced inside of it
+    asks it for what it captured when a gradient is taken. It says that it captured nothing, as if it were gone.
+    """
     if hasattr(graph, _HELD):
         getattr(graph, _HELD).clear()
     func_graph.dismantle_func_graph(graph)
     # What dismantling leaves there.
     graph.inputs, graph.outputs = [], []
-    graph._function_captures = None
+    graph._function_captures = type(graph._function_captures)()
     graph._unfeedable_tensors.clear()
 
 

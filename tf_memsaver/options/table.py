@@ -33,6 +33,9 @@ Granularity = Literal["layer", "op"]
 Mode = Literal["eager", "graph", "xla"]
 """How TensorFlow runs a step."""
 
+DEFAULT_MAX_OVERHEAD = 0.3
+"""Without a budget: the smallest peak whose predicted step is at most this share longer."""
+
 
 # What the verbs take --------------------------------------------------------------------------------------------------
 
@@ -67,7 +70,8 @@ class Limits(TypedDict, total=False):
         float | None,
         Option(
             check=none_or(share),
-            help="longest extra step time allowed, as a share of the plain step (default without a budget: 0.3)",
+            help="longest extra step time allowed, as a share of the plain step (default without a budget: "
+            f"{DEFAULT_MAX_OVERHEAD})",
             more="It is held against the predicted time.",
             value="SHARE",
             read=read_float,
@@ -80,8 +84,8 @@ class Limits(TypedDict, total=False):
             help=f"planner: {', '.join(get_args(_Planner))}; to compare with: {', '.join(get_args(_Baseline))}; or one "
             "of an installed package",
             more="``auto`` takes the quickest step within the budget or, without one, the smallest peak within "
-            "max_overhead (of those within 2% of it, the quickest; nested ones only where more than 0.3 is allowed, or "
-            "a budget needs them).",
+            "max_overhead (of those within 2% of it, the quickest; nested ones only where more than "
+            f"{DEFAULT_MAX_OVERHEAD} is allowed, or a budget needs them).",
             default="auto",
             value="NAME",
         ),

@@ -13,8 +13,6 @@ from tf_memsaver.parity.names import plain_name
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import has_custom_gradient
 
-Tensors = Sequence[tf.Tensor]
-
 _ARRIVED, READY, _TERM = "arrived", "ready", "term"
 """Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
 _COPY = re.compile(rf"/({_ARRIVED}|{READY}|{_TERM})(_\d+)?$")

@@ -12,9 +12,6 @@ from tf_memsaver.options.table import Granularity, RequestOptions, options_of
 from tf_memsaver.plan.fields import Fields, malformed
 from tf_memsaver.units import shown
 
-DEFAULT_MAX_OVERHEAD = 0.3
-"""Without a budget: the smallest peak whose predicted step is at most this share longer (design, section 7)."""
-
 _FIELDS = {"budget": "budget_bytes"}
 """By option, the field that has its value, where that is called otherwise."""
 

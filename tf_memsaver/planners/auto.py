@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.segments import tidied
+from tf_memsaver.options.table import DEFAULT_MAX_OVERHEAD
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
-from tf_memsaver.plan.request import DEFAULT_MAX_OVERHEAD
 from tf_memsaver.planners.min_time import choice_of, quickest_within
 from tf_memsaver.planners.reported import least_reported
 from tf_memsaver.search.nested import least_nested, quickest_nested

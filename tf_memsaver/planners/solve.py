@@ -25,9 +25,6 @@ __all__ = ["Choice", "Planner", "check_strategy", "curve", "planner_names", "reg
 MOST_BUDGET_ROUNDS = 8
 """How often a planner is asked again because the allocator's peak of its plan is above the budget."""
 
-DEFAULT_POINTS = 24
-"""Points of a curve, if no other number is asked for."""
-
 
 def solve(graph: Graph, request: Request, *, versions: Mapping[str, str] | Sequence[tuple[str, str]] = ()) -> Plan:
     """Return the plan that the request's planner proposes, certified by the simulator.

@@ -1,4 +1,4 @@
-"""What capture and rewriting see of a model, whatever kind it is: a flat list of calls over numbered slots.
+"""What a model consists of, whatever kind it is: a flat list of calls over numbered slots.
 
 A *call* is the smallest thing that a segment is made of. ``layer_calls`` lists those of a Keras model,
 ``function_calls`` those of a TensorFlow function. ``capture`` makes one unit of each call and ``rewrite`` runs them in
@@ -90,6 +90,11 @@ class CallSequence:
     read_again: frozenset[int] = frozenset()
     forward_first: bool | None = None
     shapes: Mapping[int, Sequence[int | None]] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the calls."""
+        return tuple(call.label for call in self.calls)
 
     @property
     def signatures(self) -> tuple[str, ...]:

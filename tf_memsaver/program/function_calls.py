@@ -131,7 +131,7 @@ class FunctionCalls:
                 call.run(slots)
         return [slots[slot] for slot in self.sequence.inputs]
 
-    def leave(self, flat: Sequence[Any]) -> Any:
+    def finish(self, flat: Sequence[Any]) -> Any:
         """Return the function's result for the tensors of ``sequence.outputs``."""
         left = iter(flat)
         # The graph's outputs leave out None.

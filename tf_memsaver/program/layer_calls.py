@@ -6,7 +6,6 @@ unit of each call and ``rewrite`` runs them in segments, so both see the same po
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import keras
 
 from tf_memsaver.compat import keras_calls, keras_models
-from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.parity.grappler import ADDITIONS
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence, Reader
@@ -99,56 +97,14 @@ class LayerCall:
         return made[: len(self.outputs)]
 
 
-def runs_as_python(model: Any) -> bool:
-    """Whether the layers of ``model`` are best found by running it, as the blocks that its own code calls.
-
-    That is so for a model with a ``call`` of its own, and for a Functional one where a layer of a user's, one of its
-    kind, holds the blocks (an encoder).
-    """
-    if keras_models.inner_functional(model) is None:
-        return True
-    layers = [call.operation for call in list_layer_calls(model).calls]
-    kinds = Counter(type(layer) for layer in {id(layer): layer for layer in layers}.values())
-    return any(kinds[type(layer)] == 1 and _holds_blocks(layer) for layer in layers)
-
-
-def _holds_blocks(layer: Any) -> bool:
-    if not _is_users_own(layer):
-        return False
-    inside = [each for each in keras_models.sublayers(layer) if keras_models.sublayers(each)]
-    kinds = Counter(type(each) for each in inside if _is_users_own(each))
-    return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, inside))
-
-
-def _is_users_own(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.Layer) and not keras_models.is_built_in(layer)
-
-
-def check_supported(model: Any) -> Any:
-    """Return the Functional graph that ``model`` runs.
+def list_layer_calls(model: Any) -> CallSequence:
+    """Flatten a Functional or Sequential model into its layer calls.
 
     Raises:
-      UnsupportedModelError: another Keras backend, an unbuilt model, or a model whose ``call`` is its own Python code.
+      UnsupportedModelError: another Keras backend, or an unbuilt model.
     """
     check_model(model)
-    functional = keras_models.inner_functional(model)
-    if functional is not None:
-        return functional
-    raise UnsupportedModelError(
-        f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and only Functional and Sequential "
-        f"models are written as SavedModels that train. model.save('model.keras') keeps the plan, and "
-        f"model.export(...) writes one that serves."
-    )
-
-
-def list_layer_calls(model: Any) -> CallSequence:
-    """Flatten ``model`` into its layer calls.
-
-    Raises:
-      UnsupportedModelError: see ``check_supported``.
-    """
-    functional = check_supported(model)
-    return _Flattener().flatten(functional)
+    return _Flattener().flatten(keras_models.inner_functional(model))
 
 
 class _Flattener:

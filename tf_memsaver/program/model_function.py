@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training, keras_variables
 from tf_memsaver.compat.released import release
+from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.parity.scopes import unscoped_operations
 from tf_memsaver.program.batch import pack_inputs
 from tf_memsaver.program.calls import Call
@@ -84,7 +85,7 @@ class ModelFunction:
 
     def finish(self, model: Any, flat: Sequence[Any]) -> Any:
         """Return the outputs of ``model`` for the tensors of ``calls.sequence.outputs``; it gets the added losses."""
-        result = self.calls.leave(flat)
+        result = self.calls.finish(flat)
         for loss in result["losses"]:
             # A Functional model has an add_loss of its own, for symbolic tensors alone.
             keras.layers.Layer.add_loss(model, loss)
@@ -94,6 +95,42 @@ class ModelFunction:
             if logits is not None:
                 keras_training.set_logits(output, logits)
         return keras.tree.pack_sequence_as(self._structure, result["outputs"])
+
+
+class TracedProgram:
+    """What programs have in common that are listed in a trace of their model's training call."""
+
+    def __init__(self, model: Any, function: ModelFunction) -> None:
+        """Take what ``model`` was traced as."""
+        self.model, self.function = model, function
+        self.sequence = function.calls.sequence
+
+    def enter(self, inputs: Any) -> list[Any]:
+        """Return the flat inputs, and what is hoisted, which is run."""
+        return self.function.calls.enter(self.function.flat_inputs(self.model, inputs))
+
+    def finish(self, flat: Sequence[Any]) -> Any:
+        """Return the outputs; the model gets the losses that its layers added."""
+        return self.function.finish(self.model, flat)
+
+    def seen_through(self, output: Any) -> list[Any]:
+        """Return nothing: the function returns the logits, too."""
+        del output
+        return []
+
+
+def check_no_plan_inside(model: Any) -> None:
+    """Check that no layer of ``model`` trains by a plan: the trace would go through its segments.
+
+    Raises:
+      UnsupportedModelError: one does.
+    """
+    for layer in keras_models.all_layers(model)[1:]:
+        if keras_models.own_class(layer) is not type(layer):
+            raise UnsupportedModelError(
+                f"'{layer.name}' inside of model '{model.name}' has a plan already, and trains by it. Call the model "
+                f"as it is, or put the plain network back in its place first: tf_memsaver.strip(network)."
+            )
 
 
 def _spec(tensor: Any, cast: str | None) -> tf.TensorSpec:

@@ -3,7 +3,7 @@
 What the sublayers compute is seen once, in a trace of the model's call, operation by operation. A plan may replay those
 of them that get all they read as arguments and return all that is read of them; the code between stays as it is. In
 training the model's own call runs, and the sublayers that a plan replays are run as segments when they are called
-(``rewrite.sublayers``).
+(``sublayer_program``).
 """
 
 from __future__ import annotations

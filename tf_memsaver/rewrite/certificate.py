@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tf_memsaver.capture.keras_model import captured_units
+from tf_memsaver.capture.model_step import captured_units
 from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.errors import CertificationError, MemsaverError
 from tf_memsaver.plan.plan import Plan

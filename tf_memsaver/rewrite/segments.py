@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +15,9 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_variables
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.program import Segmenter
 from tf_memsaver.rewrite.blocks import Block, blocks_of
 from tf_memsaver.rewrite.run import Run, Runner, UnlistedVariablesError
 from tf_memsaver.runtime.recompute import recompute
@@ -34,12 +37,19 @@ class SegmentedForward:
         self._run = _one_by_one([_runner(block) for block in blocks_of(sequence, segments)])
 
     def __call__(self, inputs: Sequence[Any], training: bool | None, shared: Shared | None = None) -> list[Any]:
-        """Return the flat outputs for flat, standardized inputs; ``shared`` if these are part of a larger model."""
+        """Return the flat outputs for flat, standardized inputs; ``shared`` if these are part of a larger model.
+
+        Names are those of the scope that it is called in.
+        """
         slots: list[Any] = [None] * self._sequence.slot_count
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
             slots[slot] = _of_graph(tensor)
-        self._run(slots, training, shared or Shared())
+        self._run(slots, training, replace(shared, names=Names.of_model()) if shared else Shared())
         return [slots[slot] for slot in self._sequence.outputs]
+
+
+IN_SEGMENTS = Segmenter(prepare=SegmentedForward, begin=Shared)
+"""What programs are handed to be run by a plan."""
 
 
 def _of_graph(tensor: Any) -> Any:

@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.graphs import AutoTrackable
 from tf_memsaver.compat.keras_training import clear_losses
-from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.files.targets import EXPORTED_PLAN, Kind, check_target
 from tf_memsaver.options.table import Overwrite
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program.batch import pack_inputs
-from tf_memsaver.program.layer_calls import check_supported
-from tf_memsaver.rewrite.keras_model import is_optimized
+from tf_memsaver.program.signature import check_model
+from tf_memsaver.rewrite.optimized_model import is_optimized
 from tf_memsaver.saved.folders import write_saved_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-"""Where the plan lies in an exported SavedModel."""
 
 
 @takes(Overwrite)
@@ -46,11 +45,12 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], **options: 
 
     Raises:
       InvalidRequestError: the model was not optimized, or ``path`` can be no target (an empty path, a folder in use).
+      UnsupportedModelError: the model has a ``call`` of its own.
       OutputExistsError: ``path`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
       OutputError: it cannot be written.
     """
     target = check_target(path, Kind.FOLDER, overwrite=options["overwrite"])
-    check_supported(optimized)
+    _check_functional(optimized)
     if not is_optimized(optimized):
         raise InvalidRequestError(
             f"model '{optimized.name}' has no plan to export; pass what tf_memsaver.optimize returned "
@@ -63,6 +63,16 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], **options: 
         )
     finally:
         clear_losses(optimized)
+
+
+def _check_functional(model: Any) -> None:
+    check_model(model)
+    if keras_models.inner_functional(model) is None:
+        raise UnsupportedModelError(
+            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and only Functional and "
+            f"Sequential models are written as SavedModels that train. model.save('model.keras') keeps the plan, and "
+            f"model.export(...) writes one that serves."
+        )
 
 
 def _specs(model: Any) -> Any:

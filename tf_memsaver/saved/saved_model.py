@@ -19,7 +19,7 @@ from tf_memsaver.errors import InvalidRequestError, MemsaverError, UnsupportedMo
 from tf_memsaver.files.targets import REWRITTEN_PLANS, Kind, check_target
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.rewrite.function import SegmentedFunction
+from tf_memsaver.rewrite.optimized_function import SegmentedFunction
 from tf_memsaver.saved.folders import write_saved_model
 from tf_memsaver.tfgraph.emission import SEGMENT
 

@@ -116,13 +116,12 @@ def _put_into(order: Order, sequence: CallSequence) -> CallSequence:
 
 def _captured(model: Any, order: Order) -> Graph:
     from tf_memsaver.capture.convert import traced_graph
-    from tf_memsaver.capture.keras_model import KerasStep
+    from tf_memsaver.capture.model_step import ModelStep
+    from tf_memsaver.program.layer_program import LayerProgram
 
-    class Reordered(KerasStep):
-        def _sequence(self) -> CallSequence:
-            return _put_into(order, super()._sequence())
-
-    return traced_graph(Reordered(model, BATCH), BATCH)
+    program = LayerProgram(model)
+    program.sequence = _put_into(order, program.sequence)
+    return traced_graph(ModelStep(model, BATCH, program), BATCH)
 
 
 def _rows(name: str) -> list[str]:

@@ -5,29 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.step import Placeholders, Weight
-from tf_memsaver.compat import keras_models, keras_training, keras_variables
+from tf_memsaver.compat import keras_training, keras_variables
 from tf_memsaver.compat.unallocated import variables_unallocated
-from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options.table import CaptureOptions, Granularity
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import input_specs
-from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.layer_calls import list_layer_calls, runs_as_python
-from tf_memsaver.program.model_function import ModelFunction, settings_of
+from tf_memsaver.program.kinds import kind_of
+from tf_memsaver.program.model_function import settings_of
+from tf_memsaver.program.program import ModelProgram
 from tf_memsaver.program.signature import check_model
-from tf_memsaver.program.sublayer_calls import SublayerCalls
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,7 +56,10 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
     input_specs(model, batch_size)
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
-    source = _source(model, batch_size, granularity)
+    kind = kind_of(model, granularity)
+    kind.check(model)
+    program = kind.program(model)
+    source = ModelStep(model, batch_size, program)
     try:
         graph = traced_graph(source, batch_size, profile=profile)
     except UpdateError as error:
@@ -72,15 +72,7 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
         )
         source.optimizer = None
         graph = traced_graph(source, batch_size, profile=profile)
-    if isinstance(source, KerasSublayerStep):
-        if all(unit.pinned for unit in graph.units):
-            raise _nothing_to_replay(model, graph, source.nested)
-        if source.nested:
-            logging.warning(
-                "model '%s' calls a whole network, which a plan for the model replays as one or not at all. %s",
-                model.name,
-                _by_itself(model, source.nested),
-            )
+    program.check_units(graph.units)
     slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
     _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity)] = slim
     return graph
@@ -105,57 +97,18 @@ def _how(model: Any, batch_size: int, granularity: str) -> Any:
     return granularity, tuple(input_specs(model, batch_size)), settings_of(model), losses
 
 
-def _source(model: Any, batch_size: int, granularity: str) -> KerasStep:
-    if granularity == "layer" and not runs_as_python(model):
-        return KerasStep(model, batch_size)
-    for layer in keras_models.all_layers(model)[1:]:
-        if keras_models.own_class(layer) is not type(layer):
-            raise UnsupportedModelError(
-                f"'{layer.name}' inside of model '{model.name}' has a plan already, and trains by it. Call the model "
-                f"as it is, or put the plain network back in its place first: tf_memsaver.strip(network)."
-            )
-    return (KerasOpStep if granularity == "op" else KerasSublayerStep)(model, batch_size)
-
-
-def _by_itself(model: Any, nested: Mapping[str, Any]) -> str:
-    """Return the advice to optimize networks inside a model instead of it."""
-    names = {id(value): f"self.{name}" for name, value in vars(model).items() if isinstance(value, keras.Model)}
-    found = [names.get(id(network), f"network '{path}'") for path, network in nested.items()]
-    target = found[0] if found[0] in names.values() else "network"
-    return (
-        f"Optimize {' and '.join(found)} by itself, where the model makes it: "
-        f"{target} = tf_memsaver.optimize({target}, batch_size=...)"
-    )
-
-
-def _nothing_to_replay(model: Any, graph: Graph, nested: Mapping[str, Any]) -> UnsupportedModelError:
-    if nested:
-        return UnsupportedModelError(
-            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and hands on what it gets to a "
-            f"whole network. {_by_itself(model, nested)}."
-        )
-    layers = [unit for unit in graph.units if unit.kind != "Python"]
-    found = "".join(f" Layer '{unit.label}' {unit.pinned}." for unit in layers[:3])
-    return UnsupportedModelError(
-        f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and none of the layers that it "
-        f"calls can be replayed.{found or ' It calls none.'} Put what repeats into layers "
-        f"(keras.layers.Layer) that get their tensors as arguments and return them, or cut between operations: "
-        f"tf_memsaver.optimize(..., granularity='op')."
-    )
-
-
 class UpdateError(Exception):
     """An optimizer's update cannot be traced."""
 
 
-class KerasStep:
+class ModelStep:
     """The training step of a Keras model (see ``step.StepSource``)."""
 
-    def __init__(self, model: Any, batch_size: int) -> None:
-        """Prepare the step; the model is only read."""
-        self._model, self._batch_size = model, batch_size
+    def __init__(self, model: Any, batch_size: int, program: ModelProgram) -> None:
+        """Prepare the step of a model, which is only read, by its program."""
+        self._model, self._batch_size, self._program = model, batch_size, program
         self.name: str = model.name
-        self.sequence = self._sequence()
+        self.sequence = program.sequence
         trained = [v for v in model.trainable_variables if keras_variables.is_trained(v)]
         local = [keras_variables.local_variable(v) for v in trained]
         self.weights = [
@@ -196,9 +149,6 @@ class KerasStep:
             return None
         return optimizer
 
-    def _sequence(self) -> CallSequence:
-        return list_layer_calls(self._model)
-
     def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
         """Return the model's variables and the optimizer's."""
         # An optimizer lists the model's variables, too, and those that it made itself may be of TensorFlow.
@@ -211,18 +161,14 @@ class KerasStep:
         return list(found.values())
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
-        """Make the inputs of the model and convert them as its call does."""
-        functional = keras_models.inner_functional(self._model)
-        return keras_models.standardize_inputs(functional, self._made_inputs(placeholders))
-
-    def _made_inputs(self, placeholders: Placeholders) -> Any:
+        """Make the inputs of the model."""
         self._x = batch.pack_inputs(self._model, placeholders(input_specs(self._model, self._batch_size)))
-        return self._x
+        return self._program.enter(self._x)
 
     def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
         """Return the compiled loss, or what stands in for it."""
         targets = placeholders([spec for spec, _ in batch.target_specs(self._model, self._batch_size)])
-        results = self._results(outputs)
+        results = self._program.finish(outputs)
         packed = batch.pack_targets(self._model, targets)
         return batch.training_loss(self._model, self._x, packed, results, stand_in=self._stand_in)
 
@@ -239,54 +185,15 @@ class KerasStep:
             raise UpdateError(batch.first_line(error)) from error
         self._slots = KeptObjects(self.optimizer).variables
 
-    def _results(self, outputs: list[Any]) -> Any:
-        return keras_models.pack_outputs(keras_models.inner_functional(self._model), outputs)
-
     def losses_of(self, operation: Any) -> list[Any]:
         """Return the losses that a layer has added."""
         return keras_training.losses_of(operation)
 
     def seen_through(self, output: Any) -> list[Any]:
-        """Return the logits that a Keras loss takes instead of ``output``: it looks through softmax and sigmoid."""
-        logits = keras_training.get_logits(output)
-        if logits is not None:
-            return [logits]
-        last = output.op if isinstance(output, tf.Tensor) else None
-        return [last.inputs[0]] if last is not None and last.type in ("Softmax", "Sigmoid") else []
+        """Return the tensors that a loss may take instead of ``output``."""
+        return self._program.seen_through(output)
 
     def close(self) -> None:
         """Forget the losses that tracing added to the layers, and put optimizer, losses and metrics back."""
         keras_training.clear_losses(self._model)
         self._kept.restore()
-
-
-class KerasOpStep(KerasStep):
-    """The same step, with operations for units."""
-
-    def _sequence(self) -> CallSequence:
-        self._function = self._traced()
-        return self._function.calls.sequence
-
-    def _traced(self) -> ModelFunction:
-        return ModelFunction(self._model)
-
-    def enter(self, placeholders: Placeholders) -> list[Any]:
-        """Make the inputs of the model, and run what is hoisted."""
-        return self._function.calls.enter(self._function.flat_inputs(self._model, self._made_inputs(placeholders)))
-
-    def _results(self, outputs: list[Any]) -> Any:
-        return self._function.finish(self._model, outputs)
-
-    def seen_through(self, output: Any) -> list[Any]:
-        """Return nothing: the function returns the logits, too."""
-        del output
-        return []
-
-
-class KerasSublayerStep(KerasOpStep):
-    """The same step, with sublayers that the model's own call calls for units."""
-
-    def _traced(self) -> ModelFunction:
-        traced = SublayerCalls(self._model)
-        self.nested = traced.nested
-        return traced

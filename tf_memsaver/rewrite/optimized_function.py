@@ -27,7 +27,7 @@ class SegmentedFunction:
 
     def __call__(self, flat: Sequence[Any]) -> Any:
         """Return the function's result for what ``calls.flat_arguments`` returned."""
-        return self.calls.leave(self._forward(self.calls.enter(flat), training=True))
+        return self.calls.finish(self._forward(self.calls.enter(flat), training=True))
 
 
 def make_optimized_function(calls: FunctionCalls, plan: Plan) -> Any:

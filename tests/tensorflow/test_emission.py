@@ -1,0 +1,276 @@
+"""Copies of single operations: what they compute, under which names, and what a tape makes of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_memsaver.tfgraph.emission import Template, ends_segment, free_dimension_is, registered_segment
+
+Function = Callable[..., Any]
+
+A = np.linspace(-0.9, 0.8, 12, dtype=np.float32).reshape(3, 4)
+B = np.linspace(0.5, 1.5, 12, dtype=np.float32).reshape(3, 4)
+SQUARE = np.linspace(-0.5, 0.7, 16, dtype=np.float32).reshape(4, 4)
+IMAGES = np.linspace(-1.0, 1.0, 2 * 5 * 5 * 3, dtype=np.float32).reshape(2, 5, 5, 3)
+KERNEL = np.linspace(-0.3, 0.4, 3 * 3 * 3 * 2, dtype=np.float32).reshape(3, 3, 3, 2)
+
+
+def traced(function: Function, *tensors: Any, free: bool = False) -> Any:
+    """A concrete function of arguments like these tensors; with ``free``, of any first size."""
+    arrays = [np.asarray(tensor) for tensor in tensors]
+    specs = [tf.TensorSpec((None, *a.shape[1:]) if free else a.shape, a.dtype) for a in arrays]
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def copy_of(concrete: Any, **emitted: Any) -> Function:
+    """A function that emits a copy of each operation of a traced one, under its name."""
+    templates = [
+        (Template(operation), [id(t) for t in operation.inputs], [id(t) for t in operation.outputs])
+        for operation in concrete.graph.get_operations()
+        if operation.type != "Placeholder"
+    ]
+    arguments, results = ([id(t) for t in tensors] for tensors in (concrete.graph.inputs, concrete.graph.outputs))
+
+    def copy(*tensors: Any) -> list[Any]:
+        made = dict(zip(arguments, tensors, strict=True))
+        for template, inputs, outputs in templates:
+            copies = template.emit([made[key] for key in inputs], template.name, **emitted)
+            made.update(zip(outputs, copies, strict=True))
+        return [made[key] for key in results]
+
+    return copy
+
+
+def with_gradients(function: Function) -> Function:
+    """A function that returns what another one does, and the gradients of the sum of squares of its float results."""
+
+    def step(*tensors: Any) -> Any:
+        floats = [tensor for tensor in tensors if tensor.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(floats)
+            results = tf.nest.flatten(function(*tensors))
+            loss = tf.add_n([tf.reduce_sum(t**2) for t in results if t.dtype.is_floating] or [tf.constant(0.0)])
+        return results, [g for g in tape.gradient(loss, floats) if g is not None]
+
+    return step
+
+
+def described(graph: Any) -> list[tuple[str, str, str]]:
+    """Name, type and shapes of operations, in order, but for those of arguments and results."""
+    operations = [op for op in graph.get_operations() if op.type != "Placeholder"]
+    return [(op.name, op.type, str([(t.shape, t.dtype) for t in op.outputs])) for op in operations]
+
+
+def bits(results: Any) -> list[Any]:
+    """All numbers of a structure of tensors, to compare exactly."""
+    arrays = [np.asarray(tensor) for tensor in tf.nest.flatten(results, expand_composites=True)]
+    return [a.tolist() if a.dtype == object else (a.dtype, a.shape, a.tobytes()) for a in arrays]
+
+
+def loop(x: Any) -> Any:
+    return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y) * x), (0, x), maximum_iterations=3)[1]
+
+
+def branch(x: Any) -> Any:
+    return tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.exp(x), lambda: tf.sin(x) * x)
+
+
+CASES: list[tuple[Function, Sequence[Any]]] = [
+    (lambda x, w: tf.nn.relu(tf.nn.bias_add(x @ w, w[0])), (A, SQUARE)),
+    (lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"), (IMAGES, KERNEL)),
+    (lambda x: tf.nn.max_pool2d(x, 2, 2, "VALID"), (IMAGES,)),
+    (lambda x: tf.split(x, 2, axis=1), (A,)),
+    (lambda x: tf.unstack(tf.exp(x), axis=1)[2], (A,)),
+    (lambda x: tf.nn.moments(x, [0]), (A,)),
+    (lambda x, y: tf.einsum("ij,kj->ik", x, y), (A, B)),
+    (lambda x, y: tf.concat([x, tf.math.divide_no_nan(x, y)], 0), (A, B)),
+    (lambda x, y: tf.nn.softmax_cross_entropy_with_logits(y, x), (A, B)),
+    (lambda x: tf.math.top_k(x, 2), (A,)),
+    (lambda x: tf.gather(x, tf.constant([2, 0, 2])), (A,)),
+    (lambda x: tf.cast(tf.cast(x, tf.float16), tf.float32), (A,)),
+    (lambda x: tf.argmax(x, axis=1), (A,)),
+    (lambda x: tf.strings.as_string(x), (A,)),
+    (lambda x: tf.stop_gradient(tf.exp(x)) * x, (A,)),
+    (loop, (A,)),
+    (branch, (A,)),
+]
+
+
+# The copy itself ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
+@pytest.mark.parametrize(("function", "tensors"), CASES)
+def test_values_and_gradients_are_those_of_the_source(function: Function, tensors: Sequence[Any], free: bool) -> None:
+    copy = copy_of(traced(function, *tensors, free=free))
+    given = [tf.constant(tensor) for tensor in tensors]
+    plain, ours = (bits(traced(with_gradients(f), *tensors, free=free)(*given)) for f in (function, copy))
+    assert plain and ours == plain
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
+@pytest.mark.parametrize(("function", "tensors"), CASES)
+def test_operations_are_those_of_the_source(function: Function, tensors: Sequence[Any], free: bool) -> None:
+    source = traced(function, *tensors, free=free)
+    copy = traced(copy_of(source), *tensors, free=free)
+    before, after = described(source.graph), described(copy.graph)
+    # A function ends with an identity of each result; the copy has those of the source as well.
+    assert after[: len(before)] == before and {kind for _, kind, _ in after[len(before) :]} <= {"Identity"}
+
+
+def test_a_shape_that_was_told_stays_known() -> None:
+    def function(x: Any, size: Any) -> Any:
+        y = tf.reshape(x, size)
+        y.set_shape([None, 2])
+        return y
+
+    copy = traced(copy_of(traced(function, A, np.array([6, 2]))), A, np.array([6, 2]))
+    assert copy.outputs[0].shape.as_list() == [None, 2]
+
+
+@pytest.mark.parametrize("of", [loop, branch])
+def test_what_comes_out_of_loops_and_branches_has_the_size_of_the_batch(of: Function) -> None:
+    source = traced(lambda x: tf.ensure_shape(of(x), [None, 4]), A, free=True)
+    kinds = {"StatelessWhile", "While", "StatelessIf", "If"}
+    with free_dimension_is(3):
+        copy = traced(copy_of(source), A, free=True)
+    made = next(op for op in copy.graph.get_operations() if op.type in kinds)
+    assert [3, 4] in [t.shape.as_list() for t in made.outputs if t.shape.rank is not None]
+    unknown = traced(copy_of(source), A, free=True)
+    made = next(op for op in unknown.graph.get_operations() if op.type in kinds)
+    assert [3, 4] not in [t.shape.as_list() for t in made.outputs if t.shape.rank is not None]
+
+
+def test_a_template_does_not_keep_its_graph() -> None:
+    concrete = traced(lambda x: tf.nn.relu(x), A)
+    graph = weakref.ref(concrete.graph)
+    copy = copy_of(concrete)
+    del concrete
+    gc.collect()
+    assert graph() is None
+    assert np.array_equal(traced(copy, A)(tf.constant(A))[0], np.maximum(A, 0.0))
+
+
+# Loops, branches and calls --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("of", "attribute"), [(loop, "body"), (branch, "then_branch")])
+def test_every_copy_has_functions_of_its_own(of: Function, attribute: str) -> None:
+    """The gradient of a loop or a branch rewrites its functions."""
+    source = traced(of, A)
+    copy = copy_of(source)
+    twice = traced(lambda x: [copy(x)[0], copy(x)[0]], A)
+    operations = [*source.graph.get_operations(), *twice.graph.get_operations()]
+    names = [op.get_attr(attribute).name for op in operations if attribute in op.node_def.attr]
+    assert len(names) == 3 and len(set(names)) == 3
+
+
+def test_a_loop_whose_gradient_was_taken_after_it_was_listed() -> None:
+    source = traced(loop, A)
+    copy = copy_of(source)
+    plain = bits(traced(with_gradients(loop), A)(tf.constant(A)))
+    for _ in range(2):
+        assert bits(traced(with_gradients(copy), A)(tf.constant(A))) == plain
+
+
+def test_a_called_function_comes_along() -> None:
+    inner = tf.function(lambda x: tf.tanh(x) * 2.0, autograph=False)
+    source = traced(lambda x: inner(x) + inner(2.0 * x), A)
+    calls = [op for op in source.graph.get_operations() if "PartitionedCall" in op.type]
+    assert len(calls) == 2
+    copy = traced(copy_of(source), A)
+    assert np.array_equal(copy(tf.constant(A))[0], source(tf.constant(A)))
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [lambda x, w: x @ w, lambda x, w: tf.exp(x) * tf.reduce_sum(w)])
+def test_backward_operations_are_in_the_scope_that_is_given(function: Function) -> None:
+    source = traced(function, A, SQUARE)
+    copy = copy_of(source, backward_scope=lambda name: f"backward/of/{name}.")
+    added = {op.name for op in traced(with_gradients(copy), A, SQUARE).graph.get_operations()}
+    scopes = {name.removeprefix("backward/of/").partition(".")[0] for name in added if name.startswith("backward/of/")}
+    kinds = ("MatMul", "Exp", "Mul", "Sum")
+    assert scopes == {name for name, kind, _ in described(source.graph) if kind in kinds}
+
+
+def test_a_tape_is_told_what_nobody_wants() -> None:
+    def unwanted(of_tape: bool) -> int:
+        copy = copy_of(traced(lambda x, w: x @ w, A, SQUARE), of_tape=of_tape)
+
+        def step(x: Any, w: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(w)
+                y = copy(x, w)[0]
+            return tape.gradient(y, w)
+
+        return [op.type for op in traced(step, A, SQUARE).graph.get_operations()].count("MatMul")
+
+    # Forward and for the weight; without a word to the gradient function, also for the input.
+    assert (unwanted(of_tape=True), unwanted(of_tape=False)) == (2, 3)
+
+
+def test_a_gradient_function_can_be_given() -> None:
+    given = []
+
+    def gradient(operation: Any, upstream: Any) -> Any:
+        given.append(operation.type)
+        return 7.0 * upstream
+
+    template = Template(next(op for op in traced(tf.tanh, A).graph.get_operations() if op.type == "Tanh"))
+    copy = traced(with_gradients(lambda x: template.emit([x], "copy", gradient)[0]), A)
+    results, (gradients,) = copy(tf.constant(A))
+    assert given == ["Tanh"] and np.array_equal(gradients, 7.0 * (2.0 * results[0]))
+
+
+def test_a_custom_gradient_of_the_source_is_kept() -> None:
+    @tf.custom_gradient
+    def clipped(x: Any) -> Any:
+        return tf.sqrt(x), lambda upstream: 5.0 * upstream
+
+    source = traced(clipped, B)
+    for function in (clipped, copy_of(source)):
+        results, (gradient,) = traced(with_gradients(function), B)(tf.constant(B))
+        assert np.allclose(gradient, 5.0 * (2.0 * np.sqrt(B))) and np.array_equal(results[0], np.sqrt(B))
+
+
+def test_a_copy_on_no_tape_has_no_gradient() -> None:
+    template = Template(next(op for op in traced(tf.tanh, A).graph.get_operations() if op.type == "Tanh"))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = template.copy(tf.compat.v1.get_default_graph(), [x], "again").outputs[0]
+        assert tape.gradient(y, x) is None
+        return y
+
+    assert np.array_equal(traced(step, A)(tf.constant(A)), tf.tanh(A))
+
+
+def test_an_operation_without_gradient_fails_only_if_one_is_asked_for() -> None:
+    copy = copy_of(traced(lambda w: tf.raw_ops.Bincount(arr=[0, 1, 1], size=2, weights=w), A[0, :3]))
+    assert np.array_equal(traced(lambda w: copy(w)[0], A[0, :3])(tf.constant(A[0, :3])), [A[0, 0], A[0, 1] + A[0, 2]])
+    with pytest.raises(LookupError, match="'Bincount' of type Bincount has no gradient"):
+        traced(with_gradients(copy), A[0, :3])
+
+
+# Segments -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_ends_a_segment_is_known_by_its_gradient() -> None:
+    def step(x: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        with graph.gradient_override_map({"IdentityN": registered_segment(lambda _, upstream: [upstream])}):
+            y = tf.identity_n([x])[0]
+        assert ends_segment(y.op) and not ends_segment(tf.identity_n([y])[0].op)
+        return y
+
+    traced(step, A)

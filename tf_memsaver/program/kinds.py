@@ -1,0 +1,50 @@
+"""The kinds of Keras models: one table of how a model becomes a program, by which it is planned and trained.
+
+A model and the granularity of a request tell the kind, so that a plan need not name it. A new kind is a module with a
+class like ``program.ModelProgram``, and an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
+from tf_memsaver.program.model_function import check_no_plan_inside
+from tf_memsaver.program.operation_program import OperationProgram
+from tf_memsaver.program.program import ModelProgram
+from tf_memsaver.program.sublayer_program import SublayerProgram
+
+
+class Kind(NamedTuple):
+    """The models that ``holds`` is true for, in units of ``granularity``.
+
+    ``program`` makes the program of one. ``check`` refuses a model that no plan can be made for, before it is traced.
+    """
+
+    granularity: str
+    holds: Callable[[Any], bool]
+    program: Callable[[Any], ModelProgram]
+    check: Callable[[Any], None] = lambda model: None
+
+
+KINDS = (
+    Kind("layer", runs_layer_by_layer, LayerProgram),
+    Kind("layer", lambda model: True, SublayerProgram, check_no_plan_inside),
+    Kind("op", lambda model: True, OperationProgram, check_no_plan_inside),
+)
+"""A model is of the first kind that holds for it."""
+
+
+def kind_of(model: Any, granularity: str) -> Kind:
+    """Return the kind of a model that is planned in units of ``granularity``."""
+    return next(kind for kind in KINDS if kind.granularity == granularity and kind.holds(model))
+
+
+def program_of(model: Any, granularity: str) -> ModelProgram:
+    """Return ``model``, which is only read, as a program.
+
+    Raises:
+      UnsupportedModelError: its inputs are not known, or its call cannot be traced.
+    """
+    return kind_of(model, granularity).program(model)

@@ -1,0 +1,96 @@
+"""A Functional or Sequential model as a program: each call of a layer is a call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.compat import keras_calls, keras_models, keras_training
+from tf_memsaver.ir.graph import Unit
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program.layer_calls import list_layer_calls
+from tf_memsaver.program.model_call import arguments_of
+from tf_memsaver.program.program import SegmentedCalls, Segmenter, TrainingCall
+
+
+def runs_layer_by_layer(model: Any) -> bool:
+    """Whether the layers that Keras knows of ``model`` are what its segments are best made of.
+
+    That is not so for a model with a ``call`` of its own, nor for a Functional one where a layer of a user's, one of
+    its kind, holds the blocks (an encoder): what their code calls is found by running it.
+    """
+    if keras_models.inner_functional(model) is None:
+        return False
+    layers = [call.operation for call in list_layer_calls(model).calls]
+    kinds = Counter(type(layer) for layer in {id(layer): layer for layer in layers}.values())
+    return not any(kinds[type(layer)] == 1 and _holds_blocks(layer) for layer in layers)
+
+
+def _holds_blocks(layer: Any) -> bool:
+    if not _is_users_own(layer):
+        return False
+    inside = [each for each in keras_models.sublayers(layer) if keras_models.sublayers(each)]
+    kinds = Counter(type(each) for each in inside if _is_users_own(each))
+    return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, inside))
+
+
+def _is_users_own(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Layer) and not keras_models.is_built_in(layer)
+
+
+class LayerProgram:
+    """The layer calls of a model, and the conversion of inputs around them (see ``program.ModelProgram``)."""
+
+    def __init__(self, model: Any) -> None:
+        """List the calls of ``model``."""
+        self._model = model
+        self.sequence = list_layer_calls(model)
+
+    def enter(self, inputs: Any) -> list[Any]:
+        """Return the flat inputs, converted as the model's call does."""
+        return keras_models.standardize_inputs(keras_models.inner_functional(self._model), inputs)
+
+    def finish(self, flat: Sequence[Any]) -> Any:
+        """Return the outputs in the structure of the model's."""
+        return keras_models.pack_outputs(keras_models.inner_functional(self._model), list(flat))
+
+    def seen_through(self, output: Any) -> list[Any]:
+        """Return the logits that a Keras loss takes instead of ``output``: it looks through softmax and sigmoid."""
+        logits = keras_training.get_logits(output)
+        if logits is not None:
+            return [logits]
+        last = output.op if isinstance(output, tf.Tensor) else None
+        return [last.inputs[0]] if last is not None and last.type in ("Softmax", "Sigmoid") else []
+
+    def check_units(self, units: Sequence[Unit]) -> None:
+        """Do nothing: planners find out what can be saved."""
+
+    def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
+        """Return the training call that runs by a plan.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model.
+        """
+        plan.check_matches(self.sequence.signatures, self.sequence.labels)
+        return _LayersInSegments(segmenter.prepare(self.sequence, plan.segments))
+
+
+class _LayersInSegments:
+    """A model's training call, whose layers run in segments."""
+
+    def __init__(self, calls: SegmentedCalls) -> None:
+        self._calls = calls
+
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        given = arguments_of(model, args, kwargs)
+        functional = keras_models.inner_functional(model)
+        flat = keras_models.standardize_inputs(functional, given["inputs"])
+        if given["mask"] is not None:
+            for tensor, its_mask in zip(flat, keras.tree.flatten(given["mask"]), strict=False):
+                if its_mask is not None:
+                    keras_calls.set_keras_mask(tensor, its_mask)
+        return keras_models.pack_outputs(functional, self._calls(flat, training=given["training"]))

@@ -1,0 +1,178 @@
+"""A Keras model as a program of operations: its training call is traced, and a few operations each are a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tf_memsaver.compat import keras_calls
+from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.ir.graph import Unit
+from tf_memsaver.ir.segments import Segment
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program.model_call import arguments_of, plain_call
+from tf_memsaver.program.model_function import ModelFunction, TracedProgram, settings_of
+from tf_memsaver.program.moved_cuts import MovedCuts
+from tf_memsaver.program.program import Segmenter, TrainingCall
+from tf_memsaver.program.signature import usual_arguments
+
+
+class OperationProgram(TracedProgram):
+    """The operations of a model's training call (see ``program.ModelProgram``)."""
+
+    def __init__(self, model: Any) -> None:
+        """Trace ``model``.
+
+        Raises:
+          UnsupportedModelError: its inputs are not known, or its call cannot be traced.
+        """
+        super().__init__(model, ModelFunction(model))
+
+    def check_units(self, units: Sequence[Unit]) -> None:
+        """Do nothing: planners find out what can be saved."""
+
+    def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
+        """Return the training call that runs by a plan.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model.
+        """
+        return _OperationsInSegments(self.model, self.function, plan, segmenter)
+
+
+class _Segmented(NamedTuple):
+    """A traced call of a model, what runs it in a graph, and what runs it eagerly (in a graph of its own)."""
+
+    function: ModelFunction
+    in_graph: Any
+    eagerly: Any
+
+    @classmethod
+    def of(cls, function: ModelFunction, segments: Sequence[Segment], segmenter: Segmenter) -> _Segmented:
+        calls = segmenter.prepare(function.calls.sequence, segments)
+
+        def run(*flat: Any) -> list[Any]:
+            return calls(function.calls.enter(flat), training=function.arguments.get("training"))
+
+        def run_in_scope(*flat: Any) -> list[Any]:
+            with tf.name_scope(function.scope):
+                return run(*flat)
+
+        return cls(function, run, tf.function(run_in_scope, autograph=False))
+
+
+class _OperationsInSegments:
+    """Runs the operations of the model's traced call in segments.
+
+    It is traced anew when layers were frozen or unfrozen, for other arguments beside the inputs, and for a graph in
+    which the shapes of the inputs are known.
+    """
+
+    def __init__(self, model: Any, function: ModelFunction, plan: Plan, segmenter: Segmenter) -> None:
+        self._model, self._plan, self._segmenter = model, plan, segmenter
+        self._planned: dict[Any, _Segmented | None] = {}
+        self._known: dict[Any, _Segmented] = {}
+        self._said: set[str] = set()
+        self._check(function)
+        self._sequence = function.calls.sequence
+        self._planned[self._key(function.arguments)] = self._segmented(function)
+
+    def _segmented(self, function: ModelFunction) -> _Segmented:
+        return _Segmented.of(function, self._plan.segments, self._segmenter)
+
+    def _segmented_as_planned(self, function: MovedCuts) -> _Segmented:
+        return _Segmented.of(function, function.segments(self._plan.segments), self._segmenter)
+
+    def _key(self, arguments: Mapping[str, Any]) -> Any:
+        return settings_of(self._model), tuple(sorted(arguments.items()))
+
+    def _check(self, function: ModelFunction) -> None:
+        sequence = function.calls.sequence
+        self._plan.check_matches(sequence.signatures, sequence.labels)
+
+    def _ready(self, arguments: Mapping[str, Any]) -> _Segmented | None:
+        """Return the call for these arguments, with a free batch dimension; None if the plan does not fit it."""
+        key = self._key(arguments)
+        if key not in self._planned:
+            function = ModelFunction(self._model, arguments)
+            try:
+                self._check(function)
+            except PlanMismatchError:
+                if arguments == usual_arguments(self._model):
+                    raise
+                self._planned[key] = self._moved(arguments)
+            else:
+                self._planned[key] = self._segmented(function)
+        return self._planned[key]
+
+    def _moved(self, arguments: Mapping[str, Any]) -> _Segmented | None:
+        """Return the call for arguments with which it runs other operations, cut where the planned one is."""
+        function = MovedCuts(self._model, self._sequence, arguments)
+        try:
+            moved = self._segmented_as_planned(function)
+        except PlanMismatchError as error:
+            self._runs_plain(f"called with {_spelled(arguments)}, {error.difference}")
+            return None
+        logging.warning(
+            "model '%s' is trained with %s, and its plan was made for %s: results may differ in their last bits from "
+            "the plain step's. A plan of layers (granularity='layer') has the same bits either way.",
+            self._model.name,
+            _spelled(arguments),
+            _spelled(usual_arguments(self._model)),
+        )
+        return moved
+
+    def _runs_plain(self, reason: str) -> None:
+        """Say, once for each reason, that a call trains without the plan."""
+        if reason not in self._said:
+            self._said.add(reason)
+            name = self._model.name
+            logging.warning("model '%s' trains without its plan here and saves no memory: %s", name, reason)
+
+    def _ready_for(self, planned: _Segmented, shapes: Sequence[tf.TensorShape]) -> _Segmented:
+        """Return the call for inputs of these shapes."""
+        if not all(shape.is_fully_defined() for shape in shapes):
+            return planned
+        key = self._key(planned.function.arguments), tuple(map(tuple, shapes))
+        if key not in self._known:
+            function = MovedCuts(self._model, self._sequence, planned.function.arguments, shapes)
+            try:
+                self._known[key] = self._segmented_as_planned(function)
+            except PlanMismatchError as error:
+                logging.warning("results may differ in their last bits from the plain step's: in this plan %s", error)
+                self._known[key] = planned
+        return self._known[key]
+
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if tf.distribute.has_strategy():
+            raise UnsupportedModelError(
+                "a plan of operations holds the variables of one device and cannot run under a tf.distribute strategy. "
+                "Make the plan with granularity='layer'."
+            )
+        inputs, *others = arguments_of(model, args, kwargs).items()
+        training = keras_calls.training_of_call()
+        arguments: dict[str, Any] = {} if training is None else {"training": training}
+        for name, value in others:
+            # Keras gives a model of several inputs a list of their masks, though none has one.
+            if name == "training" or all(leaf is None for leaf in keras.tree.flatten(value)):
+                continue
+            if not isinstance(value, (bool, int, float, str)):
+                self._runs_plain(f"it was called with {name}=, which a plan of operations does not know")
+                return plain_call(model, args, kwargs)
+            arguments[name] = value
+        planned = self._ready(arguments)
+        if planned is None:
+            return plain_call(model, args, kwargs)
+        flat = planned.function.flat_inputs(model, inputs[1])
+        if tf.executing_eagerly():
+            return planned.function.finish(model, planned.eagerly(*flat))
+        traced = self._ready_for(planned, [tensor.shape for tensor in flat])
+        return traced.function.finish(model, traced.in_graph(*flat))
+
+
+def _spelled(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "no training="

@@ -1,0 +1,83 @@
+"""What capture and rewriting know of a model, whatever kind it is: its calls, and what is around them.
+
+Each kind of Keras model has a class of its own (``layer_program``, ``sublayer_program``, ``operation_program``), and
+``kinds`` says which model is of which kind. A function of TensorFlow is a program, too: ``function_calls``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tf_memsaver.ir.graph import Unit
+from tf_memsaver.ir.segments import Segment
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program.calls import CallSequence
+
+
+class Program(Protocol):
+    """A model or function as calls that can be run one by one."""
+
+    @property
+    def sequence(self) -> CallSequence:
+        """The calls."""
+        ...
+
+    def enter(self, inputs: Any) -> list[Any]:
+        """Return the tensors for ``sequence.inputs`` of a call with ``inputs``."""
+        ...
+
+    def finish(self, flat: Sequence[Any]) -> Any:
+        """Return what the call returns for the tensors of ``sequence.outputs``."""
+        ...
+
+
+class TrainingCall(Protocol):
+    """What runs instead of the ``call`` of an optimized model where a gradient may be taken."""
+
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the model's own ``call`` returns for these arguments."""
+        ...
+
+
+class SegmentedCalls(Protocol):
+    """A sequence of calls that is run in segments."""
+
+    def __call__(self, inputs: Sequence[Any], training: bool | None, shared: Any = None) -> list[Any]:
+        """Return the tensors of ``sequence.outputs`` for those of ``sequence.inputs``."""
+        ...
+
+
+class Segmenter(NamedTuple):
+    """How calls are run in segments. A program is handed it by ``rewrite``, which lies above.
+
+    ``prepare`` makes the calls of a sequence run in segments that cover it. Where several are prepared for parts of one
+    model, ``begin`` makes, for each call of the model, what they are given as ``shared``.
+    """
+
+    prepare: Callable[[CallSequence, Sequence[Segment]], SegmentedCalls]
+    begin: Callable[[], Any]
+
+
+class ModelProgram(Program, Protocol):
+    """A Keras model as calls, for a plan to be made of and to train by."""
+
+    def seen_through(self, output: Any) -> list[Any]:
+        """Return the tensors that a loss of Keras may take instead of one of ``sequence.outputs``."""
+        ...
+
+    def check_units(self, units: Sequence[Unit]) -> None:
+        """Look at what of the calls can be replayed, once that is known; the log says what is in the way of it.
+
+        Raises:
+          UnsupportedModelError: no plan can save anything.
+        """
+        ...
+
+    def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
+        """Return the training call that runs by a plan.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model.
+        """
+        ...

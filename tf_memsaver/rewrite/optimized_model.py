@@ -1,0 +1,219 @@
+"""A model of the same class, over the same layers and variables, whose training call runs a plan's segments.
+
+The result is an instance of a dynamic subclass of the model's own class, set up by ``Functional.__init__`` (as a
+``Sequential`` or, with a ``call`` of its own, a ``Model`` over the same layers) with the other attributes carried over.
+So ``summary``, ``get_layer``, weight files, a custom ``train_step``, ``compile`` and callbacks work as before, and the
+original is untouched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from absl import logging
+
+from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_training, tapes
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.options import refused
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.model_call import plain_call
+from tf_memsaver.program.program import TrainingCall
+from tf_memsaver.program.signature import (
+    check_model,
+    inputs_to_json,
+    note_inputs_of_json,
+    share_signature,
+)
+from tf_memsaver.rewrite.certificate import certify
+from tf_memsaver.rewrite.segments import IN_SEGMENTS
+
+_TO_LOAD = (
+    "import keras, then tf_memsaver, before this is loaded. "
+    "To save a model that Keras loads alone: tf_memsaver.strip(model).save(...)"
+)
+
+
+@keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
+class OptimizedModel:
+    """What an optimized model has beside its own class; never instantiated alone.
+
+    Its serialized form is the plain model and the plan, whatever the plain model's class.
+    """
+
+    memsaver_base: Any
+    _memsaver: tuple[Plan, TrainingCall]
+
+    @property
+    def memsaver_plan(self) -> Plan:
+        """The plan that the model trains by."""
+        return self._memsaver[0]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the plain model's serialized form and the plan."""
+        logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
+        plain = keras.saving.serialize_keras_object(strip(self))
+        plain.pop("compile_config", None)
+        # The first entry is for people: Keras puts what it cannot load into its message, from the start.
+        return {
+            "to_load": _TO_LOAD,
+            "model": plain,
+            "plan": self.memsaver_plan.to_json(),
+            "inputs": inputs_to_json(self),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return keras_copies.unpickled_by_keras(super().__reduce__())  # type: ignore[arg-type]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+        """Return the optimized model that ``get_config`` described.
+
+        Raises:
+          PlanMismatchError: this version of Keras builds other layers from the same config.
+          CertificationError: the plan would change the results: the file was changed by hand, or the code of a layer.
+        """
+        plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
+        note_inputs_of_json(plain, config.get("inputs"))
+        return make_optimized(plain, Plan.from_json(config["plan"]))
+
+
+def make_optimized(model: Any, plan: Plan) -> Any:
+    """Return ``model`` (which stays as it is) as an instance that trains by ``plan``.
+
+    Raises:
+      InvalidRequestError: ``plan`` is no Plan.
+      PlanMismatchError: the plan was made for another model.
+      CertificationError: the plan would change the results (see ``certificate``).
+      UnsupportedModelError: the model's inputs are not known (see ``capture.signature``).
+    """
+    if not isinstance(plan, Plan):
+        raise refused("plan", "a Plan (Plan.load reads one from a file)", plan)
+    optimized = make_uncertified(model, plan)
+    certify(model, plan, lambda: _same_model(model, keras_models.own_class(model)))
+    return optimized
+
+
+def make_uncertified(model: Any, plan: Plan) -> Any:
+    """Return the same for a plan that is taken on trust."""
+    check_model(model)
+    training_call = program_of(model, plan.request.granularity).in_segments(plan, IN_SEGMENTS)
+    base = keras_models.own_class(model)
+    optimized = _same_model(model, _optimized_class(base))
+    # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
+    object.__setattr__(optimized, "_memsaver", (plan, training_call))
+    return _compiled_like(model, optimized)
+
+
+def strip(model: Any) -> Any:
+    """Return the plain model, over the same layers and variables, of an optimized one; a plain model as it is."""
+    if not is_optimized(model):
+        return model
+    return _compiled_like(model, _same_model(model, keras_models.own_class(model)))
+
+
+def another(model: Any) -> Any:
+    """Return the same model, plain or optimized, as another object over the same layers, variables and optimizer."""
+    made = _same_model(model, type(model))
+    if is_optimized(model):
+        object.__setattr__(made, "_memsaver", model._memsaver)
+    return _compiled_like(model, made)
+
+
+def is_optimized(model: Any) -> bool:
+    """Whether the model was made by ``make_optimized``."""
+    return isinstance(model, OptimizedModel)
+
+
+def _may_be_differentiated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a gradient may be taken of what a running call returns: in training, or where a tape may record it."""
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten((args, kwargs))):
+        return False
+    return bool(keras_calls.training_of_call()) or tapes.could_possibly_record()
+
+
+def _call_of(base: Any) -> Any:
+    """Return the ``call`` of an optimized model, which Keras cannot tell from that of ``base``.
+
+    It runs the plan's segments where a gradient may be taken, with the very arguments that it was given, and else what
+    ``base`` runs.
+    """
+
+    @functools.wraps(base.call, updated=())
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _may_be_differentiated(args, kwargs):
+            return self._memsaver[1](self, args, kwargs)
+        return plain_call(self, args, kwargs)
+
+    # For readers of signatures that do not look behind a wrapper.
+    call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
+    return call
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _optimized_class(base: Any) -> type:
+    """Return the dynamic subclass of ``base``: one for each class, so that types of equal models are equal."""
+    if base not in _CLASSES:
+        attributes = {
+            # Keras writes it into files, and imports what it finds there if it is Keras: it must not look for the base.
+            "__module__": "tf_memsaver",
+            "__qualname__": base.__qualname__,
+            "__new__": _new,
+            "call": _call_of(base),
+            "memsaver_base": base,
+        }
+        made = type(base.__name__, (OptimizedModel, base), attributes)
+        keras_copies.serialize_class_as(made, OptimizedModel)
+        _CLASSES[base] = made
+    return _CLASSES[base]
+
+
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what the constructor makes: a plain model, as for ``keras.models.clone_model``; it knows of no plan."""
+    if not args and not kwargs:
+        return cls.memsaver_base.__new__(cls)
+    warnings.warn(
+        f"this copy of an optimized {cls.__name__} is a plain model and trains without the plan. "
+        f"Give it one: tf_memsaver.apply_plan(copy, model.memsaver_plan).",
+        stacklevel=2,
+    )
+    return cls.memsaver_base(*args, **kwargs)
+
+
+def _same_model(model: Any, cls: Any) -> Any:
+    """Return a new instance of ``cls`` over the graph, layers and variables of ``model``."""
+    made = cls.__new__(cls)
+    if isinstance(model, keras.Sequential):
+        keras.Sequential.__init__(made, name=model.name)
+        keras_copies.share_sequential(model, made)
+    elif isinstance(model, keras_models.Functional):
+        keras_models.Functional.__init__(made, model.input, model.output, name=model.name)
+    else:
+        keras.Model.__init__(made, name=model.name)
+    keras_copies.share_attributes(model, made)
+    if isinstance(model, keras_models.Functional):
+        keras_copies.share_order(model, made)
+    elif not isinstance(model, keras.Sequential):
+        keras_copies.share_layers(model, made)
+    share_signature(model, made)
+    return made
+
+
+def _compiled_like(model: Any, made: Any) -> Any:
+    """Compile ``made`` as ``model`` is, with the same optimizer object: they train the same variables."""
+    if getattr(model, "compiled", False):
+        arguments = keras_training.compile_arguments(model)
+        if arguments is None:
+            raise UnsupportedModelError(
+                f"model '{model.name}' was compiled in a way that cannot be read back. "
+                f"Optimize it before compile(), and compile the optimized model."
+            )
+        keras.Model.compile(made, **arguments)
+    return made
