@@ -632,7 +632,6 @@ MIRRORED = """
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     import keras
     from tools.shared.models import small as models
-from tools.shared.models.real import approximate_gelu
     import tf_memsaver
     from tests.tensorflow.plans import optimized_by_hand
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
