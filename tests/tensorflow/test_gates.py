@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_memsaver.parity.gates import Gates, behind
+from tf_memsaver.parity.gates import Gates, after
 
 NUMBERS = [0.0, -0.0, 1.5, float("nan"), float("inf"), -float("inf")]
 
@@ -32,7 +32,7 @@ def test_what_waits_is_unchanged(dtype: str) -> None:
     @tf.function
     def passed(x: tf.Tensor) -> tf.Tensor:
         gates = Gates()
-        return behind(gates.gate([gates.first_elements([tf.ones([2])])]), x)
+        return after(gates.gate([gates.first_elements([tf.ones([2])])]), x)
 
     assert passed(given).numpy().tobytes() == given.numpy().tobytes()
 

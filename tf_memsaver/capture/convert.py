@@ -53,7 +53,7 @@ def build_graph(
     units = builder.units(source.sequence)
     ops = builder.ops(profile)
     roots = builder.roots()
-    joined = joined_positions(step, len(units))
+    joined = joined_positions(step)
     cuts = tuple(cut for cut in find_cuts(ops, builder.values, roots, units) if cut.position not in joined)
     return Graph(
         name=source.name,

@@ -10,27 +10,28 @@ from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE
+from tf_memsaver.parity.level import Rule, level_here
 from tf_memsaver.parity.sums import sums_of_many
 
 
-def joined_positions(step: TracedStep, unit_count: int) -> set[int]:
+def joined_positions(step: TracedStep) -> set[int]:
     """Return the positions between units at which no segment may end."""
-    positions = _splitting_positions(step, unit_count) | _fusing_positions(step)
-    return positions | _constant_positions(step) | _broadcast_positions(step)
+    rules = level_here().rules
+    return {position for rule, positions in _RULES.items() if rule in rules for position in positions(step)}
 
 
-def _splitting_positions(step: TracedStep, unit_count: int) -> set[int]:
+def _splitting_positions(step: TracedStep) -> set[int]:
     """Return the positions at which a cut would change the order of a floating-point sum.
 
     The gradient of a tensor with several readers is one sum over all of them. With readers on both sides of a cut,
     each side sums its own first: for two terms that is the same number, for three or more it is not. Where one term
     only comes from behind the cut, from an addition, the segment in front of it passes the tensor on
-    (``rewrite.segments``) and so gets that term into its own sum. (Behind a Concat last bits differed: DenseNet121.)
+    (``rewrite.blocks``) and so gets that term into its own sum. (Behind a Concat last bits differed: DenseNet121.)
     """
-    readers = _reads_by_unit(step)
+    readers, past_the_end = _reads_by_unit(step), len(step.boundary)
     splitting: set[int] = set()
     for maker, tensor in ((u, t) for u, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)):
-        units = sorted({unit_count if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
+        units = sorted({past_the_end if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
         if units and (id(tensor), maker) in readers:
             # A penalty of what a layer returns, for one.
             units.insert(0, maker)
@@ -46,8 +47,7 @@ def _fusing_positions(step: TracedStep) -> set[int]:
     """Return the positions between two ops that graph optimisation makes one, with other roundings.
 
     It reorders chains of additions (a residual sum behind a BatchNorm), and fuses a convolution or product with
-    what is added to it and the activation behind, wherever nothing else reads what lies between. A term of a sum that
-    nobody needs after it lends the result its buffer, which decides where the sum begins: no cut may hold it.
+    what is added to it and the activation after it, wherever nothing else reads what lies between.
     """
     unit_of, readers = _readers(step, (Phase.FORWARD,))
     fusing: set[int] = set()
@@ -56,14 +56,24 @@ def _fusing_positions(step: TracedStep) -> set[int]:
         only = readers.get(id(operation.outputs[0]), []) if consumers and id(operation) in unit_of else []
         if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
             fusing.update(range(unit_of[id(operation)] + 1, unit_of[id(only[0])] + 1))
+    return fusing
+
+
+def _lending_positions(step: TracedStep) -> set[int]:
+    """Return the positions between a sum of many terms and those of them that nobody needs after it.
+
+    Such a term lends the result its buffer, which decides where the sum begins: no cut may hold it.
+    """
+    unit_of, readers = _readers(step, (Phase.FORWARD,))
+    lending: set[int] = set()
     forward = [each for each in step.graph.get_operations() if id(each) in unit_of]
     for last, terms in sums_of_many(forward, readers):
         end = unit_of[id(last)]
         for term in terms:
             needed = any(unit_of.get(id(reader), end + 1) > end for reader in readers[id(term)])
             if id(term.op) in unit_of and not needed:
-                fusing.update(range(unit_of[id(term.op)] + 1, end + 1))
-    return fusing
+                lending.update(range(unit_of[id(term.op)] + 1, end + 1))
+    return lending
 
 
 def _constant_positions(step: TracedStep) -> set[int]:
@@ -109,6 +119,16 @@ def _broadcast_positions(step: TracedStep) -> set[int]:
             units = [unit_of[id(each)] for each in group]
             joined.update(range(min(units) + 1, max(units) + 1))
     return joined
+
+
+_RULES = {
+    Rule.WHOLE_GRADIENT_SUMS: _splitting_positions,
+    Rule.WHOLE_FUSIONS: _fusing_positions,
+    Rule.WHOLE_SUMS: _lending_positions,
+    Rule.WHOLE_CONSTANT_CHAINS: _constant_positions,
+    Rule.WHOLE_PRODUCTS: _broadcast_positions,
+}
+"""By rule, what finds the positions at which no segment may end."""
 
 
 def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int], dict[int, list[Any]]]:

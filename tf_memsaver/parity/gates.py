@@ -38,15 +38,15 @@ class Gates:
                 self._constants[id(graph)] = Constants(*made)
         return self._constants[id(graph)]
 
-    def first_elements(self, tensors: Sequence[tf.Tensor], behind: tf.Tensor | None = None) -> tf.Tensor:
+    def first_elements(self, tensors: Sequence[tf.Tensor], gate: tf.Tensor | None = None) -> tf.Tensor:
         """Return the first element of each tensor as float32, in one vector; an empty tensor has none.
 
-        They are not read before the gate ``behind`` is known.
+        They are not read before ``gate`` is known.
         """
         constants = self.constants()
         begin = constants.zero
-        if behind is not None:
-            begin = tf.raw_ops.AddV2(x=begin, y=tf.raw_ops.Cast(x=behind, DstT=tf.int32))
+        if gate is not None:
+            begin = tf.raw_ops.AddV2(x=begin, y=tf.raw_ops.Cast(x=gate, DstT=tf.int32))
         read = []
         for tensor in tensors:
             vector = tf.raw_ops.Reshape(tensor=tensor, shape=constants.flat)
@@ -72,7 +72,7 @@ class Gates:
         return tf.raw_ops.ConcatV2(values=list(vectors), axis=self.constants().axis)
 
 
-def behind(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+def after(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Return ``tensor`` unchanged, but not before ``gate`` is known; it stays where no arithmetic is defined on it."""
     if gate is None or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
         return tf.identity(tensor, name=name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_memsaver.parity.gates import Gates, behind
+from tf_memsaver.parity.gates import Gates, after
 from tf_memsaver.parity.grappler import KERNEL_GRADIENTS, PASSED_STRAIGHT
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.tfgraph.emission import ends_segment
@@ -67,7 +67,7 @@ def _copied(gate: tf.Tensor, gradient: tf.Tensor, ending: str, name: str | None 
     """
     maker, additions = _history(gradient)
     with tf.name_scope(f"{name or maker.name}/"):
-        copy = behind(gate, gradient, ending)
+        copy = after(gate, gradient, ending)
     for reshape in reversed(additions if name is None else []):
         total = reshape.inputs[0].op
         with tf.name_scope(f"{reshape.name.rpartition('/')[0]}/"):
@@ -94,7 +94,7 @@ def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
 def as_term(tensor: tf.Tensor) -> tf.Tensor:
     """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
 
-    Graph optimisation leaves ``EnsureShape`` in place, whose kernel copies nothing; but behind it a size that is not
+    Graph optimisation leaves ``EnsureShape`` in place, whose kernel copies nothing; but after it a size that is not
     known is another unknown one, and operands are no longer known to be of one shape. Where there is such a size, an
     identity has to do. It is taken out, with the ``IdentityN`` in front of it, which has one name for all that it
     passes on if that is more than one tensor.
@@ -125,8 +125,8 @@ def _first_to_change(tensor: tf.Tensor) -> tf.Operation:
 
 
 def gated_input(gate: tf.Tensor | None, tensor: tf.Tensor, forward_first: bool | None) -> tf.Tensor:
-    """Return ``behind`` of ``tensor``, with its name in the plain step."""
+    """Return ``after`` of ``tensor``, with its name in the plain step."""
     if gate is None:
-        return behind(None, tensor)
+        return after(None, tensor)
     with tf.name_scope(plain_name(maker_of(tensor).name, tensor.graph, forward_first)):
-        return behind(gate, tensor, "gated")
+        return after(gate, tensor, "gated")

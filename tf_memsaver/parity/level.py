@@ -1,4 +1,4 @@
-"""What is done for equal bits alone, behind one interface: the runtime asks a level of parity, and its rules answer.
+"""What is done for equal bits alone, as one interface: the runtime asks a level of parity, and its rules answer.
 
 Without any of them results are right within rounding, and memory is the same: gates hold the order, not rules.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.parity import extra_readers, gradients, sums
-from tf_memsaver.parity.gates import Gates, behind, free_constants
+from tf_memsaver.parity.gates import Gates, after, free_constants
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
 from tf_memsaver.parity.names import Names, plain_name
 
@@ -39,6 +39,11 @@ class Rule(enum.Enum):
     TERMS_AFTER = "a result that is needed after a sum that it is a term of is held"
     FREE_CONSTANTS = "constants in a replay do not wait for its gate"
     FREE_PRODUCTS = "a gradient of a weight that is a product leaves before the others are there"
+    WHOLE_GRADIENT_SUMS = "no segment ends where the terms of a gradient would be added in parts"
+    WHOLE_FUSIONS = "no segment ends between operations that graph optimisation makes one"
+    WHOLE_SUMS = "no segment ends between a sum of many terms and a term that lends it its buffer"
+    WHOLE_CONSTANT_CHAINS = "no segment ends between products or sums through which a constant moves"
+    WHOLE_PRODUCTS = "no segment ends inside a product of factors of several shapes"
 
     def __repr__(self) -> str:
         return self.name
@@ -124,7 +129,7 @@ class Parity:
         """Return what a replay reads of an input, not before the gate."""
         if Rule.INPUT_NAMES in self.rules:
             return gradients.gated_input(gate, tensor, forward_first)
-        return behind(gate, tensor)
+        return after(gate, tensor)
 
     def arriving(self, gate: tf.Tensor, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
         """Return the gradient that arrived for an output of a replay; the plain step calls it by a name."""

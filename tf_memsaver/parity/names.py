@@ -29,7 +29,7 @@ def plain_name(name: str, graph: Any, forward_first: bool | None) -> str:
 
     Where the backward pass is a function of its own, the plain step's forward and backward operations belong to two
     calls, whose names settle the order (``forward_first``). Replays belong to the backward call: a prefix puts them in
-    front of ``gradients/``, or behind it.
+    front of ``gradients/``, or after it.
     """
     parts = [_MARKS.sub("", part) for part in name.split("/") if part]
     apart = graph is not None and graph is not tf.compat.v1.get_default_graph()

@@ -129,4 +129,4 @@ def _has_many_terms(addition: Any) -> bool:
 def _read_after(last: Any, terms: Sequence[Any], gates: Gates) -> tf.Tensor:
     with tf.name_scope(EXTRA_READERS):
         # After it by data: an operation that another one waits for is not joined with others.
-        return gates.first_elements(terms, behind=gates.gate([gates.first_elements([last.outputs[0]])]))
+        return gates.first_elements(terms, gate=gates.gate([gates.first_elements([last.outputs[0]])]))

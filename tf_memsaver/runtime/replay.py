@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_memsaver.parity.gates import behind
+from tf_memsaver.parity.gates import after
 from tf_memsaver.parity.gradients import READY
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
@@ -62,7 +62,7 @@ def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: S
         sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
         tape.watch(sources)
         start = graph.num_operations()
-        held = [t if place in first.ungated else behind(gate, t) for place, t in enumerate(first.held)]
+        held = [t if place in first.ungated else after(gate, t) for place, t in enumerate(first.held)]
         outputs = function.replay(inputs, first.weights, held)
     end = graph.num_operations()
     renamed = [parity.arriving(gate, function.gradient_name(p), each, outputs[p]) for p, each in arrived.items()]
@@ -110,5 +110,5 @@ def _together(tensors: Tensors, first: int, gate: tf.Tensor | None, parity: Pari
         copies = []
         for place, tensor in enumerate(tensors):
             with parity.named_as(tensor):
-                copies.append(behind(gate if place == smallest else None, tensor, READY))
+                copies.append(after(gate if place == smallest else None, tensor, READY))
         return copies
