@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tf_memsaver.ir.graph import Unit
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program import kinds
 from tf_memsaver.program.calls import CallSequence
@@ -19,7 +18,7 @@ from tf_memsaver.program.kinds import KINDS, Kind, program_of
 from tf_memsaver.program.layer_calls import LayerCall, Slot
 from tf_memsaver.program.layer_program import LayerProgram
 from tf_memsaver.program.operation_program import OperationProgram
-from tf_memsaver.program.program import SegmentedCalls, Segmenter, TrainingCall
+from tf_memsaver.program.program import ModelProgram, SegmentedCalls, Segmenter, TrainingCall
 from tf_memsaver.program.signature import note_inputs
 from tf_memsaver.program.sublayer_program import SublayerProgram
 from tools.shared.models import small as models
@@ -41,7 +40,7 @@ class Tower(keras.Model):
         return x
 
 
-class TowerProgram:
+class TowerProgram(ModelProgram):
     """A tower as calls of its steps: what a module of a new kind consists of."""
 
     def __init__(self, model: Tower) -> None:
@@ -69,14 +68,7 @@ class TowerProgram:
     def finish(self, flat: Sequence[Any]) -> Any:
         return flat[0]
 
-    def seen_through(self, output: Any) -> list[Any]:
-        return []
-
-    def check_units(self, units: Sequence[Unit]) -> None:
-        pass
-
     def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
-        plan.check_matches(self.sequence.signatures, self.sequence.labels)
         return TowerInSegments(segmenter.prepare(self.sequence, plan.segments))
 
 

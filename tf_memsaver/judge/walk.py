@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from tf_memsaver.judge.prepared import Step
@@ -36,36 +36,58 @@ def walk(
     Buffers are allocated at the step that makes them and freed behind the last that touches them; those in ``outlive``
     never. An output takes over the buffer of the same size of an input that dies there, where the op may overwrite it.
     """
+    last = _last_touches(steps, nbytes, outlive)
+    now = resident_bytes
+    alive = [False] * len(nbytes)
+    live: list[int] = []
+    for place, (_, _, touches, news, overwrites, workspace) in enumerate(steps):
+        heirs = _heirs(news, [b for b in overwrites if last[b] == place and alive[b]], nbytes) if overwrites else {}
+        for buffer in news:
+            alive[buffer] = True
+            if buffer in heirs:
+                alive[heirs[buffer]] = False
+            else:
+                now += nbytes[buffer]
+        live.append(now + workspace)
+        dying = [buffer for buffer in touches if last[buffer] == place and alive[buffer]]
+        for buffer in dying:
+            alive[buffer] = False
+            now -= nbytes[buffer]
+        if ledger is not None:
+            _book(ledger, news, heirs, workspace, dying)
+    return live, last
+
+
+def _book(ledger: Ledger, news: Sequence[int], heirs: Mapping[int, int], workspace: int, dying: Sequence[int]) -> None:
+    """Tell a ledger what happens in a step."""
+    for buffer in news:
+        if buffer in heirs:
+            ledger.take_over(buffer, heirs[buffer])
+        else:
+            ledger.allocate(buffer)
+    ledger.use_workspace(workspace)
+    for buffer in dying:
+        ledger.free(buffer)
+
+
+def _last_touches(steps: Sequence[Step], nbytes: Sequence[int], outlive: Iterable[int]) -> list[int]:
+    """Return the last step that touches each buffer: one behind all steps for those that outlive them."""
     last = [-1] * len(nbytes)
     for place, step in enumerate(steps):
         for buffer in step.touches:
             last[buffer] = place
     for buffer in outlive:
         last[buffer] = len(steps)
-    now = resident_bytes
-    alive = [False] * len(nbytes)
-    live: list[int] = []
-    for place, (_, _, touches, news, overwrites, workspace) in enumerate(steps):
-        free = [b for b in overwrites if last[b] == place and alive[b]] if overwrites else None
-        for buffer in news:
-            alive[buffer] = True
-            heir = next((b for b in free if nbytes[b] == nbytes[buffer]), None) if free else None
-            if heir is None:
-                now += nbytes[buffer]
-                if ledger is not None:
-                    ledger.allocate(buffer)
-            else:
-                alive[heir] = False
-                free = [b for b in free or () if b != heir]
-                if ledger is not None:
-                    ledger.take_over(buffer, heir)
-        live.append(now + workspace)
-        if ledger is not None:
-            ledger.use_workspace(workspace)
-        for buffer in touches:
-            if last[buffer] == place and alive[buffer]:
-                alive[buffer] = False
-                now -= nbytes[buffer]
-                if ledger is not None:
-                    ledger.free(buffer)
-    return live, last
+    return last
+
+
+def _heirs(news: Sequence[int], dying: list[int], nbytes: Sequence[int]) -> dict[int, int]:
+    """Return which new buffers take over a dying one, of the same size."""
+    heirs: dict[int, int] = {}
+    for buffer in news if dying else ():
+        for old in dying:
+            if nbytes[old] == nbytes[buffer]:
+                heirs[buffer] = old
+                dying.remove(old)
+                break
+    return heirs

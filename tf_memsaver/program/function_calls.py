@@ -23,6 +23,7 @@ from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.grouping import assignments_last, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
+from tf_memsaver.program.program import Program
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
@@ -33,7 +34,7 @@ _STATEFUL_CALLS = frozenset({"Case", "If", "StatefulPartitionedCall", "While"})
 """Operations whose gradients may have state."""
 
 
-class FunctionCalls:
+class FunctionCalls(Program):
     """The calls of a concrete function, and what is around them: arguments, variables, hoisted operations.
 
     ``sequence.inputs`` are the slots of the arguments, then of the captured tensors, then of what is hoisted;
@@ -123,9 +124,9 @@ class FunctionCalls:
             for tensor, spec in zip(flat, specs, strict=True)
         )
 
-    def enter(self, arguments: Sequence[Any]) -> list[Any]:
+    def enter(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the tensors for ``sequence.inputs``: run what is hoisted."""
-        slots = dict(enumerate([*arguments, *self._captures]))
+        slots = dict(enumerate([*inputs, *self._captures]))
         for call in self._prologue:
             with contextlib.nullcontext() if self._may_be_trained(call) else stop_recording():
                 call.run(slots)

@@ -1,7 +1,7 @@
 """The kinds of Keras models: one table of how a model becomes a program, by which it is planned and trained.
 
 A model and the granularity of a request tell the kind, so that a plan need not name it. A new kind is a module with a
-class like ``program.ModelProgram``, and an entry here.
+subclass of ``program.ModelProgram``, and an entry here.
 """
 
 from __future__ import annotations

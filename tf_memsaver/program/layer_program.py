@@ -10,11 +10,10 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training
-from tf_memsaver.ir.graph import Unit
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.program.model_call import arguments_of
-from tf_memsaver.program.program import SegmentedCalls, Segmenter, TrainingCall
+from tf_memsaver.program.program import ModelProgram, SegmentedCalls, Segmenter, TrainingCall
 
 
 def runs_layer_by_layer(model: Any) -> bool:
@@ -42,8 +41,8 @@ def _is_users_own(layer: Any) -> bool:
     return isinstance(layer, keras.layers.Layer) and not keras_models.is_built_in(layer)
 
 
-class LayerProgram:
-    """The layer calls of a model, and the conversion of inputs around them (see ``program.ModelProgram``)."""
+class LayerProgram(ModelProgram):
+    """The layer calls of a model, and the conversion of inputs around them."""
 
     def __init__(self, model: Any) -> None:
         """List the calls of ``model``."""
@@ -66,16 +65,8 @@ class LayerProgram:
         last = output.op if isinstance(output, tf.Tensor) else None
         return [last.inputs[0]] if last is not None and last.type in ("Softmax", "Sigmoid") else []
 
-    def check_units(self, units: Sequence[Unit]) -> None:
-        """Do nothing: planners find out what can be saved."""
-
     def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
-        """Return the training call that runs by a plan.
-
-        Raises:
-          PlanMismatchError: the plan was made for another model.
-        """
-        plan.check_matches(self.sequence.signatures, self.sequence.labels)
+        """Return the call in which layers run in segments."""
         return _LayersInSegments(segmenter.prepare(self.sequence, plan.segments))
 
 

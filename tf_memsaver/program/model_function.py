@@ -11,11 +11,13 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_calls, keras_models, keras_training, keras_variables
 from tf_memsaver.compat.released import release
 from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.parity.scopes import unscoped_operations
 from tf_memsaver.program.batch import pack_inputs
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.function_calls import FunctionCalls, by_size
 from tf_memsaver.program.op_calls import OpCall
+from tf_memsaver.program.program import ModelProgram
 from tf_memsaver.program.signature import signature_of, trace_call, usual_arguments
 
 
@@ -71,6 +73,10 @@ class ModelFunction:
         """Return operations as calls (a ``function_calls.Grouping``)."""
         return by_size(calls, outputs, resident, slots)
 
+    def segments(self, planned: Sequence[Segment]) -> tuple[Segment, ...]:
+        """Return a plan's segments over the calls of this trace."""
+        return tuple(planned)
+
     def called(self, model: Any, inputs: Any) -> Any:
         """Return what ``model`` makes of ``inputs`` in training."""
         return model(inputs, **self.arguments)
@@ -97,8 +103,11 @@ class ModelFunction:
         return keras.tree.pack_sequence_as(self._structure, result["outputs"])
 
 
-class TracedProgram:
-    """What programs have in common that are listed in a trace of their model's training call."""
+class TracedProgram(ModelProgram):
+    """What programs have in common that are listed in a trace of their model's training call.
+
+    No loss sees through their outputs: the trace returns the logits, too.
+    """
 
     def __init__(self, model: Any, function: ModelFunction) -> None:
         """Take what ``model`` was traced as."""
@@ -112,11 +121,6 @@ class TracedProgram:
     def finish(self, flat: Sequence[Any]) -> Any:
         """Return the outputs; the model gets the losses that its layers added."""
         return self.function.finish(self.model, flat)
-
-    def seen_through(self, output: Any) -> list[Any]:
-        """Return nothing: the function returns the logits, too."""
-        del output
-        return []
 
 
 def check_no_plan_inside(model: Any) -> None:

@@ -11,7 +11,6 @@ from absl import logging
 
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
-from tf_memsaver.ir.graph import Unit
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.model_call import arguments_of, plain_call
@@ -22,7 +21,7 @@ from tf_memsaver.program.signature import usual_arguments
 
 
 class OperationProgram(TracedProgram):
-    """The operations of a model's training call (see ``program.ModelProgram``)."""
+    """The operations of a model's training call."""
 
     def __init__(self, model: Any) -> None:
         """Trace ``model``.
@@ -32,15 +31,8 @@ class OperationProgram(TracedProgram):
         """
         super().__init__(model, ModelFunction(model))
 
-    def check_units(self, units: Sequence[Unit]) -> None:
-        """Do nothing: planners find out what can be saved."""
-
     def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
-        """Return the training call that runs by a plan.
-
-        Raises:
-          PlanMismatchError: the plan was made for another model.
-        """
+        """Return the call that runs operations in segments, in place of the model's code."""
         return _OperationsInSegments(self.model, self.function, plan, segmenter)
 
 
@@ -77,30 +69,23 @@ class _OperationsInSegments:
         self._planned: dict[Any, _Segmented | None] = {}
         self._known: dict[Any, _Segmented] = {}
         self._said: set[str] = set()
-        self._check(function)
         self._sequence = function.calls.sequence
         self._planned[self._key(function.arguments)] = self._segmented(function)
 
     def _segmented(self, function: ModelFunction) -> _Segmented:
-        return _Segmented.of(function, self._plan.segments, self._segmenter)
-
-    def _segmented_as_planned(self, function: MovedCuts) -> _Segmented:
         return _Segmented.of(function, function.segments(self._plan.segments), self._segmenter)
 
     def _key(self, arguments: Mapping[str, Any]) -> Any:
         return settings_of(self._model), tuple(sorted(arguments.items()))
-
-    def _check(self, function: ModelFunction) -> None:
-        sequence = function.calls.sequence
-        self._plan.check_matches(sequence.signatures, sequence.labels)
 
     def _ready(self, arguments: Mapping[str, Any]) -> _Segmented | None:
         """Return the call for these arguments, with a free batch dimension; None if the plan does not fit it."""
         key = self._key(arguments)
         if key not in self._planned:
             function = ModelFunction(self._model, arguments)
+            sequence = function.calls.sequence
             try:
-                self._check(function)
+                self._plan.check_matches(sequence.signatures, sequence.labels)
             except PlanMismatchError:
                 if arguments == usual_arguments(self._model):
                     raise
@@ -113,7 +98,7 @@ class _OperationsInSegments:
         """Return the call for arguments with which it runs other operations, cut where the planned one is."""
         function = MovedCuts(self._model, self._sequence, arguments)
         try:
-            moved = self._segmented_as_planned(function)
+            moved = self._segmented(function)
         except PlanMismatchError as error:
             self._runs_plain(f"called with {_spelled(arguments)}, {error.difference}")
             return None
@@ -141,7 +126,7 @@ class _OperationsInSegments:
         if key not in self._known:
             function = MovedCuts(self._model, self._sequence, planned.function.arguments, shapes)
             try:
-                self._known[key] = self._segmented_as_planned(function)
+                self._known[key] = self._segmented(function)
             except PlanMismatchError as error:
                 logging.warning("results may differ in their last bits from the plain step's: in this plan %s", error)
                 self._known[key] = planned

@@ -6,6 +6,7 @@ Each kind of Keras model has a class of its own (``layer_program``, ``sublayer_p
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,21 +16,18 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
 
 
-class Program(Protocol):
-    """A model or function as calls that can be run one by one."""
+class Program(abc.ABC):
+    """A model or function as calls that can be run one by one: those of ``sequence``."""
 
-    @property
-    def sequence(self) -> CallSequence:
-        """The calls."""
-        ...
+    sequence: CallSequence
 
+    @abc.abstractmethod
     def enter(self, inputs: Any) -> list[Any]:
         """Return the tensors for ``sequence.inputs`` of a call with ``inputs``."""
-        ...
 
+    @abc.abstractmethod
     def finish(self, flat: Sequence[Any]) -> Any:
         """Return what the call returns for the tensors of ``sequence.outputs``."""
-        ...
 
 
 class TrainingCall(Protocol):
@@ -59,12 +57,13 @@ class Segmenter(NamedTuple):
     begin: Callable[[], Any]
 
 
-class ModelProgram(Program, Protocol):
+class ModelProgram(Program):
     """A Keras model as calls, for a plan to be made of and to train by."""
 
     def seen_through(self, output: Any) -> list[Any]:
         """Return the tensors that a loss of Keras may take instead of one of ``sequence.outputs``."""
-        ...
+        del output
+        return []
 
     def check_units(self, units: Sequence[Unit]) -> None:
         """Look at what of the calls can be replayed, once that is known; the log says what is in the way of it.
@@ -72,12 +71,16 @@ class ModelProgram(Program, Protocol):
         Raises:
           UnsupportedModelError: no plan can save anything.
         """
-        ...
 
-    def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
+    def training_call(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
         """Return the training call that runs by a plan.
 
         Raises:
           PlanMismatchError: the plan was made for another model.
         """
-        ...
+        plan.check_matches(self.sequence.signatures, self.sequence.labels)
+        return self.in_segments(plan, segmenter)
+
+    @abc.abstractmethod
+    def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
+        """Return the training call that runs by a plan of such calls."""

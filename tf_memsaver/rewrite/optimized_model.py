@@ -102,7 +102,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
 def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
     check_model(model)
-    training_call = program_of(model, plan.request.granularity).in_segments(plan, IN_SEGMENTS)
+    training_call = program_of(model, plan.request.granularity).training_call(plan, IN_SEGMENTS)
     base = keras_models.own_class(model)
     optimized = _same_model(model, _optimized_class(base))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
