@@ -148,6 +148,7 @@ class Case(NamedTuple):
     trained: Callable[[Any, Parity], Record] = trained_by_fit
 
 
+of_known_sizes = functools.partial(trained_by_fit, samples=24)
 between_cuts = functools.partial(optimized_between_cuts, length=1)
 of_operations = functools.partial(optimized_between_cuts, length=1, granularity="op")
 
@@ -158,11 +159,11 @@ CASES = {
         functools.partial(trained_by_tape, batch_size=256),
     ),
     Rule.ARRIVING_NAMES: Case(diffusion, everywhere, functools.partial(trained_by_tape, free_batch=True)),
-    Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts),
+    Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts, of_known_sizes),
     Rule.READERS_IN_FIRST_RUN: Case(functools.partial(activated, "gelu"), between_cuts),
     Rule.READERS_IN_REPLAY: Case(functools.partial(activated, "softplus"), between_cuts),
-    Rule.CONVOLUTIONS: Case(leaky, everywhere, functools.partial(trained_by_fit, samples=24)),
-    Rule.FREE_PRODUCTS: Case(scales, everywhere, functools.partial(trained_by_fit, samples=24)),
+    Rule.CONVOLUTIONS: Case(leaky, everywhere, of_known_sizes),
+    Rule.FREE_PRODUCTS: Case(scales, everywhere, of_known_sizes),
     Rule.WHOLE_FUSIONS: Case(residual_norms, of_operations),
     Rule.WHOLE_PRODUCTS: Case(factors_of_two_shapes, between_cuts, functools.partial(trained_by_tape, free_batch=True)),
     Rule.NAMES: Case(
@@ -171,9 +172,9 @@ CASES = {
         functools.partial(trained_by_tape, free_batch=True),
     ),
     Rule.WHOLE_GRADIENT_SUMS: Case(three_readers, between_cuts),
-    Rule.TERMS_IN_FIRST_RUN: Case(sums_inside, nested_around_sums),
-    Rule.TERMS_IN_REPLAY: Case(sums_inside, nested_around_sums),
-    Rule.TERMS_AFTER: Case(sum_after_segments, between_cuts),
+    Rule.TERMS_IN_FIRST_RUN: Case(sums_inside, nested_around_sums, of_known_sizes),
+    Rule.TERMS_IN_REPLAY: Case(sums_inside, nested_around_sums, of_known_sizes),
+    Rule.TERMS_AFTER: Case(sum_after_segments, between_cuts, of_known_sizes),
 }
 
 
