@@ -271,7 +271,7 @@ def test_a_plan_that_saves_says_what(caplog: pytest.LogCaptureFixture) -> None:
     assert f"model '{model.name}': {optimized.memsaver_plan}" in caplog.text
 
 
-def _diffusion(blocks: int = 2, width: int = 8) -> Any:
+def diffusion(blocks: int = 2, width: int = 8) -> Any:
     """A small network of residual blocks that each take silu of one embedding, as those of diffusion models do."""
     image, time = keras.Input((6, 6, width)), keras.Input((16,))
     embedding, x = layers.Dense(16)(time), image
@@ -285,7 +285,7 @@ def _diffusion(blocks: int = 2, width: int = 8) -> Any:
 
 def test_silu_of_one_tensor_in_every_block() -> None:
     """The sigmoid of one block's gradient must not be taken for that of another block's replay."""
-    model = compiled(_diffusion(), "mse")
+    model = compiled(diffusion(), "mse")
     optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
     assert len(optimized.memsaver_plan.recomputed) > 15
     generator = np.random.default_rng(0)

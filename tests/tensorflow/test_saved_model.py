@@ -76,16 +76,16 @@ def _trained(folder: str, name: str, batch: Any, scratch: Path, steps: int) -> R
     return read(result)
 
 
-# test_function.py has more of them, in this process.
+# test_function.py has more of them, and those marked long, too, in this process.
 @pytest.mark.parametrize(
     ("case", "strategy"),
     [
         ("reusable", "min_peak"),
         ("reusable", "nested"),
-        ("convolutions", "min_peak"),
         ("recurrent", "min_peak"),
         ("module", "min_peak"),
-        ("attention", "min_peak"),
+        pytest.param("convolutions", "min_peak", marks=pytest.mark.long),
+        pytest.param("attention", "min_peak", marks=pytest.mark.long),
     ],
 )
 def test_source_and_rewritten_train_alike(case: str, strategy: str, tmp_path: Path) -> None:

@@ -47,10 +47,18 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> _Counted:
     return _Counted(monkeypatch)
 
 
+_SMALL = (models.adds_losses, models.dropout_chain, models.residual_net)
+_TRANSFORMERS = (models.small_gpt2, models.small_vit)
+
+
 @pytest.mark.parametrize(
-    "build", [models.small_gpt2, models.small_vit, models.adds_losses, models.dropout_chain, models.residual_net]
+    ("build", "length"),
+    [
+        *((build, length) for build in _SMALL for length in (1, 5)),
+        *((build, 1) for build in _TRANSFORMERS),
+        *(pytest.param(build, 5, marks=pytest.mark.long) for build in _TRANSFORMERS),
+    ],
 )
-@pytest.mark.parametrize("length", [1, 5])
 def test_the_graph_is_the_same_as_without_copies(build: Callable[[], Any], length: int, counted: _Counted) -> None:
     optimized = optimized_between_cuts(build(), length=length, granularity="op")
     with_copies = described(model_graph(optimized))

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.atomic_function import from_function_def
 from tensorflow.python.framework import ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.handle_data_util import get_handle_data as get_handle_data
 from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle_data
 
@@ -42,6 +43,14 @@ def wait_for_only(operation: Any, others: Iterable[Any]) -> None:
     """Give an operation these control inputs instead of those that it has."""
     operation._remove_all_control_inputs()
     operation._add_control_inputs(list(others))
+
+
+def is_compiled_by_xla(graph: Any) -> bool:
+    """Whether what is traced into a graph will be compiled by XLA (``tensorflow/python/ops/control_flow_util.py``).
+
+    ``tf.function(jit_compile=True)`` traces in a control flow context that says so, and Keras's ``fit`` uses it.
+    """
+    return bool(GraphOrParentsInXlaContext(graph))
 
 
 def has_control_dependencies(graph: Any) -> bool:
