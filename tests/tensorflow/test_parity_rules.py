@@ -10,14 +10,18 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tests.tensorflow.plans import optimized_between_cuts, optimized_by_hand, optimized_in_segments, segments_of
 from tests.tensorflow.test_in_fit import diffusion
 from tests.tensorflow.test_plain_names import factors_of_two_shapes, shared_block
+from tests.tensorflow.test_random_fit import fitted, random_fit_case
+from tests.tensorflow.test_twins import model_graph
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
-from tf_memsaver.parity.level import EXACT, Parity, Rule, at_level
+from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
+from tf_memsaver.parity.readers import EXTRA_READERS
 from tools.shared.records import Record, differing
 from tools.shared.training import fit, train
 
@@ -144,6 +148,7 @@ class Case(NamedTuple):
     trained: Callable[[Any, Parity], Record] = trained_by_fit
 
 
+of_known_sizes = functools.partial(trained_by_fit, samples=24)
 between_cuts = functools.partial(optimized_between_cuts, length=1)
 of_operations = functools.partial(optimized_between_cuts, length=1, granularity="op")
 
@@ -154,29 +159,26 @@ CASES = {
         functools.partial(trained_by_tape, batch_size=256),
     ),
     Rule.ARRIVING_NAMES: Case(diffusion, everywhere, functools.partial(trained_by_tape, free_batch=True)),
-    Rule.SQUARES_OF_CUBES: Case(functools.partial(activated, approximate_gelu), between_cuts),
-    Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts),
+    Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts, of_known_sizes),
     Rule.READERS_IN_FIRST_RUN: Case(functools.partial(activated, "gelu"), between_cuts),
     Rule.READERS_IN_REPLAY: Case(functools.partial(activated, "softplus"), between_cuts),
-    Rule.CONVOLUTIONS: Case(leaky, everywhere, functools.partial(trained_by_fit, samples=24)),
-    Rule.FREE_PRODUCTS: Case(scales, everywhere, functools.partial(trained_by_fit, samples=24)),
+    Rule.CONVOLUTIONS: Case(leaky, everywhere, of_known_sizes),
+    Rule.FREE_PRODUCTS: Case(scales, everywhere, of_known_sizes),
     Rule.WHOLE_FUSIONS: Case(residual_norms, of_operations),
-    Rule.WHOLE_SUMS: Case(sum_of_sums, between_cuts),
     Rule.WHOLE_PRODUCTS: Case(factors_of_two_shapes, between_cuts, functools.partial(trained_by_tape, free_batch=True)),
-    Rule.WHOLE_CONSTANT_CHAINS: Case(functools.partial(activated, approximate_gelu), of_operations),
     Rule.NAMES: Case(
         functools.partial(shared_block, dropout=0.0),
         optimized_between_cuts,
         functools.partial(trained_by_tape, free_batch=True),
     ),
     Rule.WHOLE_GRADIENT_SUMS: Case(three_readers, between_cuts),
-    Rule.TERMS_IN_FIRST_RUN: Case(sums_inside, nested_around_sums),
-    Rule.TERMS_IN_REPLAY: Case(sums_inside, nested_around_sums),
-    Rule.TERMS_AFTER: Case(sum_after_segments, between_cuts),
+    Rule.TERMS_IN_FIRST_RUN: Case(sums_inside, nested_around_sums, of_known_sizes),
+    Rule.TERMS_IN_REPLAY: Case(sums_inside, nested_around_sums, of_known_sizes),
+    Rule.TERMS_AFTER: Case(sum_after_segments, between_cuts, of_known_sizes),
 }
 
 
-@pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", CASES, ids=lambda rule: rule.name)
 def test_bits_differ_without_a_rule(rule: Rule) -> None:
     case = CASES[rule]
     model = case.build()
@@ -185,3 +187,102 @@ def test_bits_differ_without_a_rule(rule: Rule) -> None:
     with at_level(EXACT.without(rule)):
         optimized = case.optimize(model)
     assert differing(plain, case.trained(optimized, EXACT.without(rule)))
+
+
+def test_leaving_gradients_have_their_names() -> None:
+    """A gradient that passes straight through an addition is a term of a sum, which is sorted by name."""
+    drawn = random_fit_case(2)
+    values = [variable.numpy() for variable in drawn.model.variables]
+    plain, made = fitted(drawn, drawn.model, values), everywhere(drawn.model)
+    assert not differing(plain, fitted(drawn, made, values))
+    with at_level(EXACT.without(Rule.LEAVING_NAMES)):
+        assert differing(plain, fitted(drawn, made, values))
+
+
+def _waiting_constants(graph: Any) -> list[str]:
+    constants = [each for each in graph.get_operations() if each.type == "Const"]
+    return [each.name for each in constants for other in each.control_inputs if "memsaver_gate" in other.name]
+
+
+def _squares_in_first_runs(graph: Any) -> list[str]:
+    powers = [each.name for each in graph.get_operations() if each.type == "Pow"]
+    return [name for name in powers if name.endswith("_grad/Pow") and "-unrecorded" in name]
+
+
+def _named_terms(graph: Any) -> list[str]:
+    return [each.name for each in graph.get_operations() if each.type == "Sub" and each.name.endswith("/term")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "build", "found", "kept"),
+    [
+        # In bfloat16 bits differed after some steps: a constant that waits is not folded.
+        (Rule.FREE_CONSTANTS, functools.partial(activated, approximate_gelu), _waiting_constants, False),
+        # The square of the gradient's name decides where the constant of the approximate GELU goes.
+        (Rule.SQUARES_OF_CUBES, functools.partial(activated, approximate_gelu), _squares_in_first_runs, True),
+        # Terms of the gradient of a variable that several segments read are sorted by name.
+        (Rule.GRADIENTS_AS_TERMS, functools.partial(shared_block, dropout=0.0), _named_terms, True),
+    ],
+    ids=lambda item: item.name if isinstance(item, Rule) else "",
+)
+def test_graphs_differ_without_a_rule(rule: Rule, build: Any, found: Callable[[Any], list[str]], kept: bool) -> None:
+    optimized = between_cuts(build())
+    assert bool(found(model_graph(optimized))) is kept
+    with at_level(EXACT.without(rule)):
+        assert bool(found(model_graph(optimized))) is not kept
+
+
+@pytest.mark.parametrize(
+    ("rule", "build", "granularity"),
+    [
+        (Rule.WHOLE_SUMS, sum_of_sums, "layer"),
+        (Rule.WHOLE_CONSTANT_CHAINS, functools.partial(activated, approximate_gelu), "op"),
+    ],
+    ids=lambda item: item.name if isinstance(item, Rule) else "",
+)
+def test_segments_end_elsewhere_without_a_rule(rule: Rule, build: Any, granularity: str) -> None:
+    joined = capture_graph(build(), batch_size=4, granularity=granularity).joined
+    with at_level(EXACT.without(rule)):
+        assert capture_graph(build(), batch_size=4, granularity=granularity).joined < joined
+
+
+class _Asks(layers.Layer):
+    """Notes the level of parity that it is called at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[Parity] = set()
+
+    def call(self, x: Any) -> Any:
+        self.found.add(level_here())
+        return x
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("how", ["fit", "function", "inside", "eager"])
+def test_nothing_is_done_for_equal_bits_under_xla(how: str, compiled: bool) -> None:
+    asks, x = _Asks(), tf.zeros((4, 3))
+    model = keras.Sequential([keras.Input((3,)), asks, layers.Dense(1)])
+    asks.found.clear()
+    if how == "fit":
+        model.compile("sgd", "mse", jit_compile=compiled)
+        model.fit(x, tf.zeros((4, 1)), verbose=0)
+    elif how == "function":
+        tf.function(lambda y: model(y, training=True), jit_compile=compiled)(x)
+    elif how == "inside":
+        inner = tf.function(lambda y: model(y, training=True))
+        tf.function(lambda y: inner(y), jit_compile=compiled)(x)
+    else:
+        model(x, training=True)
+    assert asks.found == {ROUNDING if compiled and how != "eager" else EXACT}
+
+
+def test_a_step_that_xla_compiles_has_no_extra_readers() -> None:
+    optimized = between_cuts(activated("gelu"))
+
+    def extra(graph: Any) -> bool:
+        return any(EXTRA_READERS in each.name for each in graph.get_operations())
+
+    assert extra(model_graph(optimized))
+    with at_level(ROUNDING):
+        assert not extra(model_graph(optimized))
