@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is so: Python blocks run, in order; commands, flags, links and paths exist."""
+"""What README.md and docs/ show is so: Python blocks run, in order; commands, flags, links, paths and names exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from tf_memsaver.units import format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+FOLLOWED = "adding"
+"""The page whose blocks are files and changes: ``test_adding`` follows it."""
+
+PACKAGE = ROOT / "tf_memsaver"
+ROOMS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -27,7 +33,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+RUN = [page for page in PAGES if blocks(page, "python") and page.stem != FOLLOWED]
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": page.stem}
@@ -78,5 +87,37 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         found = page.parent / target if target else page
         assert found.exists(), target
         assert not anchor or anchor in anchors(found), anchor
-    for path in re.findall(r"`((?:docs|tests|tools)/[\w./]+)", text):
-        assert (ROOT / path).exists(), path
+    new = re.findall(r"^```python\n# (.*)$", text, flags=re.MULTILINE) if page.stem == FOLLOWED else []
+    for path, name in re.findall(r"`([\w.]+/[\w./]*)(?:::?\s*([\w.]+))?[^`]*`", text):
+        found = file_named(path)
+        if found is not None and path not in new:
+            assert found.exists(), path
+            assert all(
+                re.search(rf"\b{part}\b", found.read_text(encoding="utf-8")) for part in name.split(".") if part
+            ), name
+    for module in re.findall(r"python -m (tools[\w.]*)", text):
+        found = ROOT / module.replace(".", "/")
+        assert found.with_suffix(".py").exists() or (found / "__main__.py").exists(), module
+
+
+def file_named(path: str) -> Path | None:
+    """The file or folder of ours that a page names, from the root or within the package; None if it is another's."""
+    first = path.split("/")[0]
+    if first in ("docs", "tests", "tools", "tf_memsaver"):
+        return ROOT / path
+    return PACKAGE / path if first in ROOMS else None
+
+
+SOURCES = [path for folder in ("tf_memsaver", "tests", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def test_docstrings_name_modules_that_exist() -> None:
+    wrong = []
+    for source in SOURCES:
+        for name in re.findall(r"``((?:\w+[./])+\w+)(?:\.py)?``", source.read_text(encoding="utf-8")):
+            room, module, *_ = re.split("[./]", name)
+            if room in ROOMS and not (source.parent / f"{room}.py").exists():
+                of_room = (PACKAGE / room / "__init__.py").read_text(encoding="utf-8")
+                if not (PACKAGE / room / f"{module}.py").exists() and not re.search(rf"\b{module}\b", of_room):
+                    wrong.append(f"{source.relative_to(ROOT)} names ``{name}``")
+    assert not wrong

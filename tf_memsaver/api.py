@@ -1,4 +1,4 @@
-"""The verbs: each a few lines over the floors below."""
+"""The verbs: each a few lines over the rooms below."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def optimize_function(
 ) -> Any:
     """Return a ``tf.function`` that computes what ``function`` does, over its variables, and trains in less memory.
 
-    Segments are made of single operations, so that a plan may keep a matrix product and recompute the softmax behind
+    Segments are made of single operations, so that a plan may keep a matrix product and recompute the softmax after
     it; ``keep``, ``recompute`` and ``candidates`` name operations. Nothing of Keras is needed: a plain ``tf.Module``,
     or a function of a loaded SavedModel, will do. Gradients are taken outside, by a tape around the call, and are
     bit-identical in a ``tf.function``.

@@ -14,19 +14,15 @@ from keras import layers
 
 from tf_memsaver.capture import cuts
 from tf_memsaver.capture.model_step import capture_graph
+from tf_memsaver.parity.level import Rule
 
-SUM, FUSED, CONSTANT, SHAPES = RULES = (
-    "_splitting_positions",
-    "_fusing_positions",
-    "_constant_positions",
-    "_broadcast_positions",
-)
-"""A sum of gradients, ops that become one, constants that move along a chain, factors of several shapes."""
+SUM, FUSED, LENDING = Rule.WHOLE_GRADIENT_SUMS, Rule.WHOLE_FUSIONS, Rule.WHOLE_SUMS
+CONSTANT, SHAPES = Rule.WHOLE_CONSTANT_CHAINS, Rule.WHOLE_PRODUCTS
 
 Build = Callable[[Any], Any]
 """Makes the output of a net of its input."""
 
-Positions = dict[str, list[int]]
+Positions = dict[Rule, list[int]]
 
 
 @pytest.fixture
@@ -34,16 +30,17 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Positions:
     """What each rule has forbidden since the last capture."""
     positions: Positions = {}
 
-    def noting(rule: str, original: Any) -> Any:
-        def noted(*args: Any) -> set[int]:
-            forbidden: set[int] = original(*args)
+    def noting(rule: Rule) -> Callable[[Any], set[int]]:
+        found_by = cuts._RULES[rule]
+
+        def noted(step: Any) -> set[int]:
+            forbidden = found_by(step)
             positions[rule] = sorted(forbidden)
             return forbidden
 
         return noted
 
-    for rule in RULES:
-        monkeypatch.setattr(cuts, rule, noting(rule, getattr(cuts, rule)))
+    monkeypatch.setattr(cuts, "_RULES", {rule: noting(rule) for rule in cuts._RULES})
     return positions
 
 
@@ -154,10 +151,14 @@ def penalised(x: Any) -> Any:
     return _dense(layers.Concatenate(name="concat")([y, x]), "head", 2, None)
 
 
-def sum_of_four(x: Any) -> Any:
-    a, b, c, d = (_dense(x, name) for name in "abcd")
+def sum_of_four(x: Any, activation: str | None = "tanh") -> Any:
+    a, b, c, d = (_dense(x, name, activation=activation) for name in "abcd")
     y = layers.Add(name="abc")([layers.Add(name="ab")([a, b]), c])
     return _dense(_dense(layers.Add(name="abcd")([y, d]), "last"), "head", 2, None)
+
+
+def sum_of_linear(x: Any) -> Any:
+    return sum_of_four(x, None)
 
 
 def scales(x: Any) -> Any:
@@ -208,6 +209,8 @@ IMAGE = (6, 6, 3)
         # Two readers and the penalty, which reads it where it is made.
         (penalised, (6,), {SUM: ["a", "b", "concat"]}),
         (sum_of_four, (6,), {FUSED: ["c", "abc", "d", "abcd"]}),
+        # Nothing needs the terms afterwards: the first of them lends the sum its buffer.
+        (sum_of_linear, (6,), {rule: ["b", "ab", "c", "abc", "d", "abcd"] for rule in (FUSED, LENDING)}),
         (scales, (6,), {CONSTANT: ["triple", "plus_two"], SHAPES: ["triple", "plus_two"]}),
         # What has no gradient is read by nothing else, and the smaller factors would be multiplied first.
         (masked, (6,), {SHAPES: ["get_item", "by_first"]}),
@@ -215,7 +218,7 @@ IMAGE = (6, 6, 3)
     ],
 )
 def test_no_segment_begins_with(
-    found: Positions, build: Build, shape: tuple[int, ...], expected: dict[str, list[str]]
+    found: Positions, build: Build, shape: tuple[int, ...], expected: dict[Rule, list[str]]
 ) -> None:
     graph = captured(build, shape, "layer")
     labels = [unit.label for unit in graph.units]
@@ -266,7 +269,7 @@ BIAS = "MatMul | BiasAdd"
     ],
 )
 def test_no_segment_ends_between_operations(
-    found: Positions, build: Build, shape: tuple[int, ...], expected: dict[str, list[str]]
+    found: Positions, build: Build, shape: tuple[int, ...], expected: dict[Rule, list[str]]
 ) -> None:
     graph = captured(build, shape, "op")
     kinds = [unit.kind for unit in graph.units]

@@ -59,7 +59,7 @@ class TrainingStep:
         free_batch: bool = True,
         stand_in: bool = False,
     ) -> None:
-        """Prepare a step on batches like ``example`` (inputs and targets) in one of ``options.MODES``.
+        """Prepare a step on batches like ``example`` (inputs and targets) in a ``Mode`` of ``options.table``.
 
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
         ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model

@@ -230,7 +230,7 @@ class _Trial:
 
 
 def _array(gradient: Any) -> np.ndarray[Any, Any] | None:
-    """Return a gradient as one array; a sparse one as its values behind its indices."""
+    """Return a gradient as one array; a sparse one as its values after its indices."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

@@ -35,7 +35,7 @@ def main(job_text: str, result_path: str) -> None:
 
 
 def found_again(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the classes and functions that ``measurement.CustomObject``s describe, by their registered names.
+    """Return the classes and functions that ``measure.CustomObject``s describe, by their registered names.
 
     One that cannot be found is left out: if it was needed, loading says so by name.
     """

@@ -75,7 +75,7 @@ def output_target(source: str, flags: Any, kind: Kind) -> Target:
     """Return the place that --output names, checked.
 
     Raises:
-      MemsaverError: none is named, or it cannot be written to (see ``targets``).
+      MemsaverError: none is named, or it cannot be written to (see ``files.targets``).
     """
     if flags.output is None:
         raise InvalidRequestError("say where to write, with --output.")

@@ -108,7 +108,7 @@ def _check_needs_nothing(found: Any) -> None:
 
 @contextlib.contextmanager
 def _working_folder_first() -> Iterator[None]:
-    """Find modules in the working folder before all others, and afterwards behind them.
+    """Find modules in the working folder before all others, and then after all others.
 
     Whatever else lies there, such as a ``random.py``, must not be taken for a module of that name later on.
     """

@@ -28,7 +28,7 @@ def stopped_by_signals(*, restore: bool) -> Iterator[None]:
     """End the process when a signal asks for it while the block runs.
 
     Signals that were ignored before (``nohup``, jobs in the background) stay ignored. In threads other than the main
-    one this does nothing. ``restore`` says whether the old handlers come back behind the block; if not, these stay, as
+    one this does nothing. ``restore`` says whether the old handlers come back after the block; if not, these stay, as
     suits a process that is about to exit.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -80,7 +80,7 @@ def call_environment(environment: Environment) -> Iterator[None]:
     """Run layers as if inside the model's call: a replay happens after that call has ended.
 
     The context's entry layer is none of the model's, so that no layer resets the context or clears its losses. What a
-    layer leaves in the context for those behind it (a nested model its ``training``) is there after a first run, too.
+    layer leaves in the context for those after it (a nested model its ``training``) is there after a first run, too.
     """
     outer = global_state.get_global_attribute("current_call_ctx")
     context = CallContext(entry_layer=None)

@@ -14,9 +14,9 @@ class Device:
     """A kind of device as the cost model sees it.
 
     ``threads`` run ops at once (0: in the order of the schedule, on an allocator without holes); ops of up to
-    ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``plan.executor``). ``granularity``
-    is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see ``allocator``),
-    which grows by regions if ``pool_grows``.
+    ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``judge.executor``). ``granularity``
+    is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see
+    ``judge.allocator``), which grows by regions if ``pool_grows``.
     """
 
     kind: str

@@ -165,7 +165,7 @@ def _units(graph: Graph, kept: dict[int, None]) -> tuple[UnitEstimate, ...]:
 
 
 def _buffer_bytes(graph: Graph, kind: MemoryKind) -> int:
-    """Return the bytes of the buffers behind all values of a kind, views included."""
+    """Return the bytes of the buffers of all values of a kind, views included."""
     buffers = {graph.roots[value.index] for value in graph.values if value.kind is kind}
     return sum(graph.values[buffer].nbytes for buffer in buffers)
 

@@ -23,7 +23,7 @@ class Dependencies:
     """What each step of a schedule waits for, and what waits for it."""
 
     def __init__(self, schedule: Schedule, graph: Graph, forward_count: int) -> None:
-        """Read the dependencies off: by data, by the ops' ``after``, and the gates of replays (see ``runtime``)."""
+        """Read them off: by data, by the ops' ``after``, and the gates of replays (see ``parity.gates``)."""
         steps = schedule.steps
         readers: dict[int, list[int]] = {}
         for place, step in enumerate(steps):
@@ -51,7 +51,7 @@ def _waits_by_data(steps: Sequence[Step]) -> list[set[int]]:
 
 
 def _add_waits_by_order(waits: list[set[int]], steps: Sequence[Step], graph: Graph, forward_count: int) -> None:
-    """Add what the ops' ``after`` says: of an op that is replayed, what runs behind waits for the replay."""
+    """Add what the ops' ``after`` says: of an op that is replayed, what runs after it waits for the replay."""
     plain = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
     replayed = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and step.replay}
     for place, step in enumerate(steps):

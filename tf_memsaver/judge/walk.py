@@ -33,7 +33,7 @@ def walk(
 ) -> tuple[list[int], list[int]]:
     """Return the bytes live while each step runs, and the last step that touches each buffer.
 
-    Buffers are allocated at the step that makes them and freed behind the last that touches them; those in ``outlive``
+    Buffers are allocated at the step that makes them and freed after the last that touches them; those in ``outlive``
     never. An output takes over the buffer of the same size of an input that dies there, where the op may overwrite it.
     """
     last = _last_touches(steps, nbytes, outlive)

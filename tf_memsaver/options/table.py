@@ -109,8 +109,8 @@ class Hints(TypedDict, total=False):
     candidates: Annotated[
         str | Sequence[str],
         several(
-            help="cut only behind these layers",
-            more="Names or patterns: a segment ends behind one of them.",
+            help="cut only after these layers",
+            more="Names or patterns: a segment ends after one of them.",
         ),
     ]
 
@@ -123,7 +123,7 @@ class Units(TypedDict, total=False):
         Option(
             check=choice(*get_args(Granularity)),
             help="what is counted and cut: layer, or op for single operations, names being theirs then",
-            more="A plan of operations may keep a matrix product and recompute the softmax behind it.",
+            more="A plan of operations may keep a matrix product and recompute the softmax after it.",
             default="layer",
             value="layer|op",
         ),

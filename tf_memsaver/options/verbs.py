@@ -21,7 +21,7 @@ def takes(group: Any) -> Callable[[Verb], Verb]:
     """Return a decorator for a function whose ``**options`` are those of ``group``, a class of the table.
 
     The function is called with all of them, checked, and as we use them. ``inspect.signature`` and ``help`` show each
-    with its default; what the docstring's section on arguments does not say, is put behind what it says.
+    with its default; what the docstring's section on arguments does not say, is put after what it says.
     """
 
     def decorated(verb: Verb) -> Verb:

@@ -4,7 +4,7 @@ Checkmate's formulation (Jain et al., "Checkmate: Breaking the memory wall with 
 MLSys 2020, arXiv:1910.02653, section 4) over single operations, solved by HiGHS. The forward pass runs first, in order;
 the backward ops run in their given order, each once, and before each of them any forward ops may run again. Their
 partition into stages that advance the frontier by one op is theirs, too. Here a stage ends with a backward op that
-reads values of the forward pass, and begins behind the one before.
+reads values of the forward pass, and begins after the one before.
 
 * R[t,u] ∈ {0,1}: forward op u runs again in stage t.
 * S[t,v] ∈ {0,1}: value v is live when stage t begins; S[1,v]: it is kept from the forward pass. They would be 0 or 1 by
@@ -156,10 +156,10 @@ class _Program:
                 for value in stages.reads(op):
                     self._row([(self.again[place, op], 1.0), *self._at_hand(place, value, -1.0)], 0.0)
 
-    def _live_when(self, place: int, left_out: Collection[int], behind: int) -> list[tuple[int, float]]:
-        """Return the terms of the bytes that are live when a stage begins, of the values before ``behind``."""
+    def _live_when(self, place: int, left_out: Collection[int], until: int) -> list[tuple[int, float]]:
+        """Return the terms of the bytes that are live when a stage begins, of the values before ``until``."""
         nbytes = self._stages.nbytes
-        kept = ((value, self.kept.get((place, value))) for value in range(behind) if value not in left_out)
+        kept = ((value, self.kept.get((place, value))) for value in range(until) if value not in left_out)
         return [(column, nbytes[value] / self._budget) for value, column in kept if column is not None]
 
     def _live_between(self, place: int) -> list[tuple[int, float]]:

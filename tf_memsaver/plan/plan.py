@@ -34,7 +34,7 @@ class Plan:
 
     ``bound_seconds`` is a proven lower bound on the replay seconds of such plans within the budget, and ``gap`` how far
     the plan's step time is above the bound's, as a share of the latter: 0 where no plan of one level is quicker (see
-    ``bounds.least_seconds`` for what is proven of which plans). Both are None without a budget.
+    ``search.bounds.least_seconds`` for what is proven of which plans). Both are None without a budget.
 
     ``advice`` says why the plan saves little and what to try; it is empty where the plan saves 3% of the peak or more.
     """

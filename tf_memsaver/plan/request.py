@@ -22,7 +22,7 @@ class Request:
 
     ``budget_bytes`` bounds the peak of a whole training step; ``max_overhead`` bounds the extra predicted step time as
     a share of the plain step. Hints are names or ``fnmatch`` patterns of layers: ``keep`` layers are never replayed,
-    ``recompute`` layers always are, and where ``candidates`` are given, segments end only behind them.
+    ``recompute`` layers always are, and where ``candidates`` are given, segments end only after them.
     ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``) or a few operations (``"op"``).
     ``profile`` says that times were to be measured on the device at hand, operation by operation.
     """

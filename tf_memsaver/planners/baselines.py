@@ -32,5 +32,5 @@ def keep_products(problem: Problem) -> Sequence[Segment]:
     What PyTorch calls selective checkpointing by operations. Where that does not save anything, all is stored.
     """
     producing = {op.unit for op in problem.graph.ops if op.phase is Phase.FORWARD and op.type in MATRIX_OPS}
-    behind = [cut.position for cut in problem.cuts if cut.position - 1 in producing]
-    return unless_plain_is_smaller(problem, [covered(problem, sorted({*behind, *borders(problem)}))])
+    after_products = [cut.position for cut in problem.cuts if cut.position - 1 in producing]
+    return unless_plain_is_smaller(problem, [covered(problem, sorted({*after_products, *borders(problem)}))])

@@ -241,7 +241,7 @@ def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
     """Return why a replay would change the order of a sum, or an empty string.
 
     The gradient of a tensor with several readers is one sum of all their terms. A replay adds up its own first, and the
-    code behind it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.segments`` does).
+    code behind it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.blocks`` does).
     """
     made = {slot for each in groups for slot in each.outputs}
     for slot in made.intersection(group.inputs):

@@ -90,7 +90,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
       InvalidRequestError: ``plan`` is no Plan.
       PlanMismatchError: the plan was made for another model.
       CertificationError: the plan would change the results (see ``certificate``).
-      UnsupportedModelError: the model's inputs are not known (see ``capture.signature``).
+      UnsupportedModelError: the model's inputs are not known (see ``program.signature``).
     """
     if not isinstance(plan, Plan):
         raise refused("plan", "a Plan (Plan.load reads one from a file)", plan)

@@ -3,7 +3,7 @@
 Deep models repeat blocks. Where the first run of a segment is, operation by operation, that of another segment, its
 replay and gradients would be traced into the same operations, too, under other names. They are copied instead, which
 takes a third of the time. The copies get the names that tracing would give them, so that the graph is the same either
-way: names are part of the result (see ``runtime``).
+way: names are part of the result (see ``parity.names``).
 """
 
 from __future__ import annotations

@@ -112,5 +112,5 @@ def _knapsack(sizes: Floats, seconds: Floats, least: int) -> float:
         return 0.0
     sizes, seconds = sizes[sizes > 0], seconds[sizes > 0]
     order = np.argsort(seconds / sizes, kind="stable")
-    reached, spent = np.cumsum(sizes[order]), np.cumsum(seconds[order])
-    return float(np.interp(least, [0.0, *reached], [0.0, *spent]))
+    reached, needed = np.cumsum(sizes[order]), np.cumsum(seconds[order])
+    return float(np.interp(least, [0.0, *reached], [0.0, *needed]))

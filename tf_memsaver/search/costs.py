@@ -92,7 +92,7 @@ class Costs:
 
     def _backward_bytes(self, starts: Ints, stops: Ints, inside: bool) -> Floats:
         """Return the most that is live while (i, j] runs backward, of its own; ``inside``: without what enters it."""
-        # Units behind the first start and up to the last stop count; a column for each, and one for what lies before.
+        # Units after the first start and up to the last stop count; a column for each, and one for what lies before.
         low, width = int(starts[0]), int(stops[-1]) - int(starts[0]) + 1
         read = np.zeros((len(starts) + 1, width))
         before, reader, made, nbytes = self._read

@@ -24,16 +24,16 @@ class Crossing:
     """What crosses each position, by slot.
 
     ``owner`` is a number of the value in the slot, -1 for none, and ``nbytes`` its bytes. A segment of a mode (the
-    first axis of ``needed``: store, recompute) from here on needs the value if it stops at or behind ``needed``, more
+    first axis of ``needed``: store, recompute) from here on needs the value if it stops at or after ``needed``, more
     than there are units for never. A store segment that ends here keeps the value for itself if the value is made
-    behind its start: ``kept_behind`` is where it is made, or 0 where no backward op up to here reads it.
+    after its start: ``kept_after`` is where it is made, or 0 where no backward op up to here reads it.
     """
 
     positions: Ints
     owner: Ints
     nbytes: Floats
     needed: Ints
-    kept_behind: Ints
+    kept_after: Ints
 
     def at(self, chosen: Sequence[int]) -> Crossing:
         """Return the rows of some positions (indices)."""
@@ -43,7 +43,7 @@ class Crossing:
             owner=self.owner[rows],
             nbytes=self.nbytes[rows],
             needed=self.needed[:, rows],
-            kept_behind=self.kept_behind[rows],
+            kept_after=self.kept_after[rows],
         )
 
     def entering(self, mode: npt.NDArray[np.integer], row: Ints, stop: int) -> Floats:
@@ -53,7 +53,7 @@ class Crossing:
 
     def kept_by_store(self, row: Ints, stop: Ints | int) -> Flags:
         """Return, for store segments from these rows to these (either may be one), which slots hold what they keep."""
-        return np.asarray(self.positions[row][..., None] < self.kept_behind[stop])
+        return np.asarray(self.positions[row][..., None] < self.kept_after[stop])
 
     def entering_replay(self, rows: Ints, columns: Ints) -> Floats:
         """Return the bytes that enter recompute segments from each of some rows to each of some rows, of all slots."""
@@ -69,37 +69,37 @@ def crossing(facts: Facts, positions: Sequence[int], unit_count: int) -> Crossin
     found: list[tuple[int, int, Buffer]] = []
     for buffer in facts.buffers.values():
         furthest = max([buffer.furthest, *buffer.readers])
-        first, behind = np.searchsorted(cuts, [buffer.made, furthest]).tolist()
-        if first < behind and buffer.nbytes:
-            found.append((first, behind, buffer))
+        first, end = np.searchsorted(cuts, [buffer.made, furthest]).tolist()
+        if first < end and buffer.nbytes:
+            found.append((first, end, buffer))
     found.sort(key=lambda item: item[:2])
     slots, count = _slots([item[:2] for item in found])
     shape = len(cuts), count
     owner, nbytes = np.full(shape, -1), np.zeros(shape)
-    needed, kept_behind = np.full((2, *shape), unit_count + 1), np.zeros(shape, dtype=np.int64)
-    for number, ((first, behind, buffer), slot) in enumerate(zip(found, slots, strict=True)):
-        rows = slice(first, behind)
+    needed, kept_after = np.full((2, *shape), unit_count + 1), np.zeros(shape, dtype=np.int64)
+    for number, ((first, end, buffer), slot) in enumerate(zip(found, slots, strict=True)):
+        rows = slice(first, end)
         owner[rows, slot], nbytes[rows, slot] = number, buffer.nbytes
         for mode, need in enumerate((buffer.read_by(cuts[rows]), buffer.needed_by(cuts[rows]))):
             needed[mode, rows, slot] = np.minimum(need, unit_count + 1)
         if buffer.readers:
-            kept_behind[rows, slot] = np.where(cuts[rows] >= buffer.readers[0], buffer.made, 0)
-    return Crossing(positions=cuts, owner=owner, nbytes=nbytes, needed=needed, kept_behind=kept_behind)
+            kept_after[rows, slot] = np.where(cuts[rows] >= buffer.readers[0], buffer.made, 0)
+    return Crossing(positions=cuts, owner=owner, nbytes=nbytes, needed=needed, kept_after=kept_after)
 
 
 def _slots(spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the lowest free slot for each span (first, behind), in order of ``first``, and the number of slots."""
+    """Return the lowest free slot for each span (first, end), in order of ``first``, and the number of slots."""
     busy: list[tuple[int, int]] = []
     free: list[int] = []
     slots: list[int] = []
     count = 0
-    for first, behind in spans:
+    for first, end in spans:
         while busy and busy[0][0] <= first:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if free:
             slot = heapq.heappop(free)
         else:
             slot, count = count, count + 1
-        heapq.heappush(busy, (behind, slot))
+        heapq.heappush(busy, (end, slot))
         slots.append(slot)
     return slots, max(count, 1)

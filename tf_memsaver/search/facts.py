@@ -169,7 +169,7 @@ class Facts:
         self.loss_peak = unsettled + self.resident_bytes
 
     def _forward_peak(self) -> int:
-        """Return the least peak of the forward pass: every activation freed behind its last forward reader."""
+        """Return the least peak of the forward pass: every activation freed after its last forward reader."""
         forward = [self._prepared.static[op.index] for op in self._prepared.forward]
         return max(walk(forward, self._prepared.nbytes, (), self.resident_bytes)[0], default=self.resident_bytes)
 
@@ -198,7 +198,7 @@ def unit_peaks(facts: Facts, unit: int, ops: Sequence[BackwardOp], inside: bool)
         buffer = facts.buffers[root]
         below = buffer.readers[bisect_left(buffer.readers, unit) - 1] if buffer.readers[0] < unit else 0
         dying.append((below, buffer.made if inside else unit, root))
-    edges = sorted({0, unit, *(edge for first, behind, _ in dying for edge in (first, behind) if edge < unit)})
+    edges = sorted({0, unit, *(edge for first, end, _ in dying for edge in (first, end) if edge < unit)})
     for edge, after in itertools.pairwise(edges):
         ends = {root: facts.buffers[root].last_op[unit] for a, b, root in dying if a <= edge < b}
         yield edge, after, max(held_above(facts, op, ends) for op in ops)

@@ -163,8 +163,8 @@ class Nested:
                 between = np.arange(start + 1, stop)
                 if len(between) and costs.working[start, stop] < 2 * SLOTS:
                     left = memory[None, :] - costs.boundary[start, between][:, None]
-                    behind = np.where(left >= 0, self._seconds[between[:, None], stop, np.maximum(left, 0)], np.inf)
-                    total = costs.forward[start, between][:, None] + behind + self._seconds[start, between]
+                    rest = np.where(left >= 0, self._seconds[between[:, None], stop, np.maximum(left, 0)], np.inf)
+                    total = costs.forward[start, between][:, None] + rest + self._seconds[start, between]
                     chosen = total.argmin(axis=0)
                     least = total[chosen, memory]
                     self._split[start, stop] = np.where(least < best, between[chosen], 0)
@@ -184,13 +184,13 @@ class Nested:
             for keeps, boundary in ((False, costs.boundary), (True, costs.stored_boundary)):
                 ends = np.arange(start + 1, count)
                 left = memory[None, :] - boundary[start, ends][:, None]
-                behind = np.where(left >= 0, top[ends[:, None], np.maximum(left, 0)], np.inf)
+                rest = np.where(left >= 0, top[ends[:, None], np.maximum(left, 0)], np.inf)
                 if keeps:
                     fits = costs.stored_working[start, ends][:, None] <= memory[None, :]
                     own = np.where(fits, 0.0, np.inf)
                 else:
                     own = self._seconds[start, ends]
-                total = own + behind
+                total = own + rest
                 chosen = total.argmin(axis=0)
                 best = total[chosen, memory]
                 better = best < top[start]

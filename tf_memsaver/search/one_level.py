@@ -22,7 +22,7 @@ from tf_memsaver.search.tables import Proposal, Tables
 from tf_memsaver.search.thinning import close_to, thinned
 
 THIN_CUTS = 128
-"""A graph of more candidate cuts is *large*: there, searches narrow what they look at. The design's K (section 3)."""
+"""A graph of more candidate cuts is *large*: there, searches narrow what they look at."""
 
 DENSE_CUTS = 512
 """Of more candidate cuts, the search for the least peak looks at all segments between about so many only."""

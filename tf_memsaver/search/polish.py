@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from tf_memsaver.ir.segments import Segment, SegmentMode, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.one_level import Found, candidate_positions
+from tf_memsaver.search.tables import MODES
 
 Segments = tuple[Segment, ...]
 Rank = Callable[[Found], tuple[float, ...]]
 
-MODES = (SegmentMode.STORE, SegmentMode.RECOMPUTE)
 RESTART = 2000
 """Steps after which the search goes on from the best plan found."""
 
@@ -65,7 +65,7 @@ def _changed(segments: Sequence[Segment], positions: Sequence[int], generator: r
 
 
 Moved = tuple[list[Segment], int]
-"""What stands in the place of a segment, and how many of those behind it that takes in."""
+"""What stands in the place of a segment, and how many of those after it that takes in."""
 
 
 def _split(one: Segment, _: Sequence[Segment], positions: Sequence[int], generator: random.Random) -> Moved:

@@ -1,7 +1,7 @@
 """Blocks that a graph repeats, and plans that cut each of them alike.
 
 Searches that narrow what they look at cut equal blocks here and there. A plan with one block's segments in all of them
-is often the better one, and its segments are twins that are traced once (see ``twins``).
+is often the better one, and its segments are twins that are traced once (see ``runtime.twins``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TILES = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """Units ``start`` to ``stop``, each of which is like the one ``period`` behind it, if that lies among them."""
+    """Units ``start`` to ``stop``, each of which is like the one ``period`` after it, if that lies among them."""
 
     start: int
     stop: int
@@ -71,15 +71,15 @@ class Tiling:
 
     @property
     def end(self) -> int:
-        """The position behind the last tile."""
+        """The position after the last tile."""
         return self.begin + self.count * self.size
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """The cover."""
         middle = [_moved(segment, by) for by in self._offsets.tolist() for segment in self.tile]
-        behind = _between(self.given, self.end, self.given[-1].stop)
-        return (*_between(self.given, 0, self.begin), *middle, *behind)
+        after = _between(self.given, self.end, self.given[-1].stop)
+        return (*_between(self.given, 0, self.begin), *middle, *after)
 
     @property
     def stops(self) -> Ints:
@@ -137,12 +137,12 @@ def tilings(segments: Sequence[Segment], repeat: Repeat, positions: Collection[i
 def _between(segments: Sequence[Segment], start: int, stop: int) -> list[Segment]:
     """Return the segments of a cover that lie in ``[start, stop)``, clipped to it."""
     first = bisect_right(segments, start, key=lambda segment: segment.stop)
-    behind = bisect_left(segments, stop, key=lambda segment: segment.start)
+    end = bisect_left(segments, stop, key=lambda segment: segment.start)
     return [
         segment
         if start <= segment.start and segment.stop <= stop
         else Segment(start=max(segment.start, start), stop=min(segment.stop, stop), mode=segment.mode)
-        for segment in segments[first:behind]
+        for segment in segments[first:end]
     ]
 
 

@@ -1,7 +1,7 @@
 """What a segment costs, for the pairs of candidate cuts that are considered: the tables that the planners search.
 
-The letters of the design (section 3). Units stand at 1..N, a segment (i, j] holds the units i+1..j, and the cuts lie at
-positions 0 = P₀ < P₁ < … < P_K = N. Tables have one entry for each mode, start i and stop j:
+In letters: units stand at 1..N, a segment (i, j] holds the units i+1..j, and the cuts lie at positions 0 = P₀ < P₁ < …
+< P_K = N. Tables have one entry for each mode, start i and stop j:
 
 * ``replay_seconds`` t(i,j): forward ops u in (i,j] with d(u) ≤ j, where d(u) is the first position whose backward needs
   what u makes. The last convolution of a segment has d(u) > j and is not replayed.

@@ -1,0 +1,62 @@
+"""What operations cost, by type."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tf_memsaver.cost.rules import OpSpec, bytes_moved, flops, overwritable_inputs, workspace_bytes
+
+Shape = tuple[int, ...]
+
+
+def spec(kind: str, inputs: list[Shape], output: Shape, compiled: bool = False, **attributes: Any) -> OpSpec:
+    """An operation on float32 tensors."""
+
+    def nbytes(shape: Shape) -> int:
+        return 4 * int(math.prod(shape))
+
+    return OpSpec(
+        type=kind,
+        input_shapes=tuple(inputs),
+        input_bytes=tuple(map(nbytes, inputs)),
+        output_shapes=(output,),
+        output_bytes=(nbytes(output),),
+        attributes=attributes,
+        compiled=compiled,
+    )
+
+
+@pytest.mark.parametrize(
+    ("operation", "count"),
+    [
+        (spec("Relu", [(4, 8)], (4, 8)), 32),
+        (spec("MatMul", [(4, 8), (8, 16)], (4, 16)), 2 * 4 * 8 * 16),
+        (spec("MatMul", [(8, 4), (8, 16)], (4, 16), transpose_a=True), 2 * 4 * 8 * 16),
+        (spec("Einsum", [(2, 3, 4), (4, 5)], (2, 3, 5), equation="abc,cd->abd"), 2 * 2 * 3 * 4 * 5),
+        (spec("Conv2D", [(1, 8, 8, 3), (3, 3, 3, 16)], (1, 8, 8, 16)), 2 * 8 * 8 * 16 * 27),
+        (spec("DepthwiseConv2dNative", [(1, 8, 8, 3), (3, 3, 3, 1)], (1, 8, 8, 3)), 2 * 8 * 8 * 3 * 9),
+    ],
+    ids=lambda each: each.type if isinstance(each, OpSpec) else "",
+)
+def test_flops(operation: OpSpec, count: int):
+    assert flops(operation) == count
+
+
+def test_views_and_readers_of_shapes_move_nothing():
+    assert bytes_moved(spec("Relu", [(4,)], (4,))) == 32
+    assert bytes_moved(spec("Reshape", [(4,)], (2, 2))) == bytes_moved(spec("Shape", [(4,)], (1,))) == 0
+
+
+def test_a_result_takes_over_an_input_of_its_size():
+    assert overwritable_inputs(spec("AddV2", [(4,), (1,)], (4,))) == (0,)
+    assert overwritable_inputs(spec("MatMul", [(4, 4), (4, 4)], (4, 4))) == ()
+
+
+def test_the_filter_gradient_of_a_grouped_convolution_takes_dense_scratch_where_xla_compiles_it():
+    shapes: list[Shape] = [(1, 8, 8, 6), (4,), (1, 8, 8, 6)]
+    assert workspace_bytes(spec("Conv2DBackpropFilter", shapes, (3, 3, 2, 6))) == 0
+    grouped = spec("Conv2DBackpropFilter", shapes, (3, 3, 2, 6), compiled=True)
+    assert workspace_bytes(grouped) == 2 * 3 * grouped.output_bytes[0]
