@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tensorflow.graphs import model_graph
 from tests.tensorflow.plans import (
     drawn_segments,
     optimized_between_cuts,
@@ -19,13 +20,11 @@ from tests.tensorflow.plans import (
     optimized_in_segments,
     segments_of,
 )
-from tests.tensorflow.test_in_fit import diffusion
-from tests.tensorflow.test_plain_names import factors_of_two_shapes, shared_block
-from tests.tensorflow.test_random_fit import fitted, random_fit_case
-from tests.tensorflow.test_twins import model_graph
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
+from tools.shared.models.random_fit import fitted, random_fit_case
+from tools.shared.models.small import diffusion, factors_of_two_shapes, shared_block
 from tools.shared.records import Record, differing
 from tools.shared.training import fit, train
 

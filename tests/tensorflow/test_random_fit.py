@@ -31,10 +31,10 @@ from tools.shared.models.random_fit import (
     OwnCall,
     PerChannel,
     Step,
+    fitted,
     random_fit_case,
 )
-from tools.shared.records import Record, differing
-from tools.shared.training import fit
+from tools.shared.records import differing
 
 _USUAL = (2, 3, 4, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 6, 9)))
 _MANY = int(os.environ.get("RANDOM_FIT", "0"))
@@ -71,12 +71,6 @@ def optimized(case: FitCase, granularity: str, how: str, seed: int) -> Any | Non
     if not any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
         return None
     return made or optimized_in_segments(case.model, segments, case.batch_size, granularity)
-
-
-def fitted(case: FitCase, model: Any) -> Record:
-    """Return every number that ``fit`` leaves, and the losses on the way; the variables are put back."""
-    case.compile(model)
-    return fit(model, case.x, case.y, batch_size=case.batch_size, epochs=case.epochs)
 
 
 @pytest.mark.parametrize("seed", range(_MANY) if _MANY else _USUAL)

@@ -17,6 +17,9 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tools.shared.records import Record
+from tools.shared.training import fit
+
 CLASSES = 3
 WIDTH = 8
 
@@ -572,3 +575,9 @@ def random_fit_case(seed: int, *, style: str | None = None, frozen: bool = True,
         inputs=None if shape_known else specs[0] if one else specs,
         description=f"{builder.style} {builder.kind} {policy} {kind} {target} batch {batch_size} of {count}",
     )
+
+
+def fitted(case: FitCase, model: Any) -> Record:
+    """Return every number that ``fit`` leaves, and the losses on the way; the variables are put back."""
+    case.compile(model)
+    return fit(model, case.x, case.y, batch_size=case.batch_size, epochs=case.epochs)
