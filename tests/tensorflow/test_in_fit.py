@@ -271,21 +271,9 @@ def test_a_plan_that_saves_says_what(caplog: pytest.LogCaptureFixture) -> None:
     assert f"model '{model.name}': {optimized.memsaver_plan}" in caplog.text
 
 
-def diffusion(blocks: int = 2, width: int = 8) -> Any:
-    """A small network of residual blocks that each take silu of one embedding, as those of diffusion models do."""
-    image, time = keras.Input((6, 6, width)), keras.Input((16,))
-    embedding, x = layers.Dense(16)(time), image
-    for _ in range(blocks):
-        h = keras.activations.silu(layers.GroupNormalization(4)(x))
-        h = layers.Conv2D(width, 3, padding="same")(h)
-        h = layers.Add()([h, layers.Dense(width)(keras.activations.silu(embedding))[:, None, None, :]])
-        x = layers.Add()([x, layers.Conv2D(width, 3, padding="same", activation="silu")(h)])
-    return keras.Model([image, time], layers.Conv2D(3, 1)(x))
-
-
 def test_silu_of_one_tensor_in_every_block() -> None:
     """The sigmoid of one block's gradient must not be taken for that of another block's replay."""
-    model = compiled(diffusion(), "mse")
+    model = compiled(models.diffusion(), "mse")
     optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
     assert len(optimized.memsaver_plan.recomputed) > 15
     generator = np.random.default_rng(0)

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tensorflow.graphs import model_graph
 from tests.tensorflow.plans import (
     drawn_segments,
     optimized_between_cuts,
@@ -19,13 +20,11 @@ from tests.tensorflow.plans import (
     optimized_in_segments,
     segments_of,
 )
-from tests.tensorflow.test_in_fit import diffusion
-from tests.tensorflow.test_plain_names import factors_of_two_shapes, shared_block
-from tests.tensorflow.test_random_fit import fitted, random_fit_case
-from tests.tensorflow.test_twins import model_graph
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
+from tools.shared.models import small as models
+from tools.shared.models.random_fit import FitCase, random_fit_case
 from tools.shared.records import Record, differing
 from tools.shared.training import fit, train
 
@@ -156,6 +155,7 @@ class Case(NamedTuple):
     trained: Callable[[Any, Parity], Record] = trained_by_fit
 
 
+of_free_batch = functools.partial(trained_by_tape, free_batch=True)
 of_known_sizes = functools.partial(trained_by_fit, samples=24)
 between_cuts = functools.partial(optimized_between_cuts, length=1)
 of_operations = functools.partial(optimized_between_cuts, length=1, granularity="op")
@@ -166,18 +166,20 @@ CASES = {
         lambda model: optimized_by_hand(model, ("before", "before"), ("term0", "after")),
         functools.partial(trained_by_tape, batch_size=256),
     ),
-    Rule.ARRIVING_NAMES: Case(diffusion, everywhere, functools.partial(trained_by_tape, free_batch=True)),
+    Rule.ARRIVING_NAMES: Case(models.diffusion, everywhere, of_free_batch),
     Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts, of_known_sizes),
     Rule.READERS_IN_FIRST_RUN: Case(functools.partial(activated, "gelu"), between_cuts),
     Rule.READERS_IN_REPLAY: Case(functools.partial(activated, "softplus"), between_cuts),
     Rule.CONVOLUTIONS: Case(leaky, everywhere, of_known_sizes),
     Rule.FREE_PRODUCTS: Case(scales, everywhere, of_known_sizes),
     Rule.WHOLE_FUSIONS: Case(residual_norms, of_operations),
-    Rule.WHOLE_PRODUCTS: Case(factors_of_two_shapes, between_cuts, functools.partial(trained_by_tape, free_batch=True)),
+    Rule.WHOLE_PRODUCTS: Case(
+        models.factors_of_two_shapes, between_cuts, functools.partial(trained_by_tape, free_batch=True)
+    ),
     Rule.NAMES: Case(
-        functools.partial(shared_block, dropout=0.0),
+        functools.partial(models.shared_block, dropout=0.0),
         optimized_between_cuts,
-        functools.partial(trained_by_tape, free_batch=True),
+        of_free_batch,
     ),
     Rule.WHOLE_GRADIENT_SUMS: Case(three_readers, between_cuts),
     Rule.TERMS_IN_FIRST_RUN: Case(sums_inside, nested_around_sums, of_known_sizes),
@@ -203,13 +205,18 @@ def test_bits_differ_without_a_rule(rule: Rule) -> None:
     assert differing(plain, case.trained(optimized, EXACT.without(rule)))
 
 
+def _fitted(case: FitCase, model: Any) -> Record:
+    case.compile(model)
+    return fit(model, case.x, case.y, batch_size=case.batch_size, epochs=case.epochs)
+
+
 def test_leaving_gradients_have_their_names() -> None:
     """A gradient that passes straight through an addition is a term of a sum, which is sorted by name."""
     drawn = random_fit_case(2)
-    plain, made = fitted(drawn, drawn.model), everywhere(drawn.model)
-    assert not differing(plain, fitted(drawn, made))
+    plain, made = _fitted(drawn, drawn.model), everywhere(drawn.model)
+    assert not differing(plain, _fitted(drawn, made))
     with at_level(EXACT.without(Rule.LEAVING_NAMES)):
-        assert differing(plain, fitted(drawn, made))
+        assert differing(plain, _fitted(drawn, made))
 
 
 def _waiting_constants(graph: Any) -> list[str]:
@@ -234,7 +241,7 @@ def _named_terms(graph: Any) -> list[str]:
         # The square of the gradient's name decides where the constant of the approximate GELU goes.
         (Rule.SQUARES_OF_CUBES, functools.partial(activated, approximate_gelu), _squares_in_first_runs, True),
         # Terms of the gradient of a variable that several segments read are sorted by name.
-        (Rule.GRADIENTS_AS_TERMS, functools.partial(shared_block, dropout=0.0), _named_terms, True),
+        (Rule.GRADIENTS_AS_TERMS, functools.partial(models.shared_block, dropout=0.0), _named_terms, True),
     ],
     ids=lambda item: item.name if isinstance(item, Rule) else "",
 )

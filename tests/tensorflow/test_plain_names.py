@@ -27,18 +27,6 @@ _ENTERING = frozenset({"Placeholder", "ReadVariableOp", "AssignVariableOp"})
 """Operations that segments have outside: variables are read before them and written behind them."""
 
 
-def shared_block(calls: int = 3, dropout: float = 0.1) -> Any:
-    """A transformer whose blocks are one and the same, as in ALBERT."""
-    attention = layers.MultiHeadAttention(2, 4, dropout=dropout, name="attention")
-    norms = [layers.LayerNormalization(name=f"norm{number}") for number in range(2)]
-    up, down = layers.Dense(16, "gelu", name="up"), layers.Dense(8, name="down")
-    x = inputs = keras.Input((6, 8))
-    for number in range(calls):
-        x = norms[0](layers.Add(name=f"middle{number}")([x, attention(x, x)]))
-        x = norms[1](layers.Add(name=f"end{number}")([x, down(up(x))]))
-    return keras.Model(inputs, layers.Dense(2, name="head")(layers.GlobalAveragePooling1D()(x)))
-
-
 def nested_twice() -> Any:
     """A model that is called three times inside a model, with a model inside."""
     x = inputs = keras.Input((6,))
@@ -76,7 +64,7 @@ def names(graph: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "build", [shared_block, nested_twice, operators, models.three_deep, models.siamese, models.residual_net]
+    "build", [models.shared_block, nested_twice, operators, models.three_deep, models.siamese, models.residual_net]
 )
 @pytest.mark.parametrize("length", [1, 3])
 def test_every_operation_of_the_plain_step_has_its_name(build: Callable[[], Any], length: int) -> None:
@@ -86,7 +74,7 @@ def test_every_operation_of_the_plain_step_has_its_name(build: Callable[[], Any]
     assert not missing
 
 
-@pytest.mark.parametrize("build", [shared_block, nested_twice, operators, sums])
+@pytest.mark.parametrize("build", [models.shared_block, nested_twice, operators, sums])
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("granularity", ["layer", "op"])
 def test_models_whose_names_count_train_alike(build: Callable[[], Any], length: int, granularity: str) -> None:
@@ -105,22 +93,14 @@ def unproven_shapes() -> Any:
     return keras.Model(inputs, layers.Dense(2, name="head")(layers.Dropout(0.2, name="drop")(x)))
 
 
-def factors_of_two_shapes() -> Any:
-    """Return products that graph optimisation reorders: the half of a GELU and its argument, twice."""
-    x = inputs = keras.Input((6,))
-    y = layers.Activation("gelu", name="gelu")(x)
-    y = layers.Activation("gelu", name="again")(layers.Multiply(name="multiply")([y, x]))
-    return keras.Model(inputs, layers.Dense(2, name="head")(layers.Dense(6, name="dense")(y)))
-
-
-@pytest.mark.parametrize("build", [unproven_shapes, factors_of_two_shapes])
+@pytest.mark.parametrize("build", [unproven_shapes, models.factors_of_two_shapes])
 def test_what_random_models_found(build: Callable[[], Any]) -> None:
     model = build()
     assert_trains_alike(model, optimized_between_cuts(model, length=1), ("graph",), free_batch=True)
 
 
 def test_no_cut_inside_a_product_of_factors_of_two_shapes() -> None:
-    assert 1 not in {cut.position for cut in capture_graph(factors_of_two_shapes(), batch_size=4).cuts}
+    assert 1 not in {cut.position for cut in capture_graph(models.factors_of_two_shapes(), batch_size=4).cuts}
 
 
 @pytest.mark.xfail(reason="eager terms come in the order of the recorded operations on the way", strict=True)
@@ -130,7 +110,7 @@ def test_eager_sums_over_branches() -> None:
 
 
 def test_nested_segments_have_them_too() -> None:
-    model = shared_block()
+    model = models.shared_block()
     inner = [("attention", "middle0"), ("norm0", "down")]
     optimized = optimized_by_hand(model, ("attention", "norm1#2", [*inner, ("attention#2", "norm0#2")]))
     plain, found = names(model_graph(model)), names(model_graph(optimized))
@@ -150,7 +130,7 @@ def test_nested_first_runs_are_fused_as_the_plain_step(free_batch: bool) -> None
 
 
 def test_a_second_replay_gets_names_of_its_own() -> None:
-    model = shared_block()
+    model = models.shared_block()
     optimized = optimized_between_cuts(model)
     x = batch_for(model)
 
@@ -166,7 +146,7 @@ def test_a_second_replay_gets_names_of_its_own() -> None:
 
 
 def test_one_model_twice_in_one_step() -> None:
-    model = shared_block()
+    model = models.shared_block()
     optimized = optimized_between_cuts(model)
 
     def gradient(each: Any) -> Any:
@@ -201,7 +181,7 @@ def test_an_argument_that_one_segment_passes_on_to_the_next() -> None:
 @pytest.mark.parametrize("blocks", [2, 3])
 def test_operations_that_read_a_variable_inside_a_segment_and_outside(blocks: int) -> None:
     """Each read sends it a term, under a name of its own and not that of the first gradient of the segment."""
-    model = shared_block(calls=4, dropout=0.0)
+    model = models.shared_block(calls=4, dropout=0.0)
     calls = [call.label for call in program_of(model, "op").sequence.calls]
     ends = [label for label in calls if re.fullmatch(r"norm1(_\d)?/add_2", label)]
     batch = 64

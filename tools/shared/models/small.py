@@ -312,3 +312,35 @@ def small_gpt2() -> Any:
 
 def small_vit() -> Any:
     return vit(layers=2, width=16, heads=2, patch=56)
+
+
+def shared_block(calls: int = 3, dropout: float = 0.1) -> Any:
+    """A transformer whose blocks are one and the same, as in ALBERT."""
+    attention = layers.MultiHeadAttention(2, 4, dropout=dropout, name="attention")
+    norms = [layers.LayerNormalization(name=f"norm{number}") for number in range(2)]
+    up, down = layers.Dense(16, "gelu", name="up"), layers.Dense(8, name="down")
+    x = inputs = keras.Input((6, 8))
+    for number in range(calls):
+        x = norms[0](layers.Add(name=f"middle{number}")([x, attention(x, x)]))
+        x = norms[1](layers.Add(name=f"end{number}")([x, down(up(x))]))
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.GlobalAveragePooling1D()(x)))
+
+
+def factors_of_two_shapes() -> Any:
+    """Return products that graph optimisation reorders: the half of a GELU and its argument, twice."""
+    x = inputs = keras.Input((6,))
+    y = layers.Activation("gelu", name="gelu")(x)
+    y = layers.Activation("gelu", name="again")(layers.Multiply(name="multiply")([y, x]))
+    return keras.Model(inputs, layers.Dense(2, name="head")(layers.Dense(6, name="dense")(y)))
+
+
+def diffusion(blocks: int = 2, width: int = 8) -> Any:
+    """A small network of residual blocks that each take silu of one embedding, as those of diffusion models do."""
+    image, time = keras.Input((6, 6, width)), keras.Input((16,))
+    embedding, x = layers.Dense(16)(time), image
+    for _ in range(blocks):
+        h = keras.activations.silu(layers.GroupNormalization(4)(x))
+        h = layers.Conv2D(width, 3, padding="same")(h)
+        h = layers.Add()([h, layers.Dense(width)(keras.activations.silu(embedding))[:, None, None, :]])
+        x = layers.Add()([x, layers.Conv2D(width, 3, padding="same", activation="silu")(h)])
+    return keras.Model([image, time], layers.Conv2D(3, 1)(x))
