@@ -120,7 +120,7 @@ def test_plans_of_large_graphs_cut_blocks_alike_and_keep_their_limits():
     problem = large()
     plans, seconds = OneLevel(problem), 0.1 * problem.plain.step_seconds
     found = plans.within(seconds)
-    even = plans.evened(found.segments, seconds)
+    even = plans.with_equal_blocks(found.segments, seconds)
     assert even is not None
     assert even.replay_seconds <= seconds
     repeat = repeats(problem)[0]
@@ -144,4 +144,4 @@ def test_budgets_are_kept_and_time_is_not_lost():
 def test_small_graphs_are_searched_through_anyway():
     problem = problem_of(blocks(8))
     plans = OneLevel(problem)
-    assert plans.evened(plans.smallest.segments, 10**9) is None
+    assert plans.with_equal_blocks(plans.smallest.segments, 10**9) is None

@@ -126,9 +126,9 @@ class AllocatorLedger:
             self._small += size
         self._note_peak()
 
-    def take_over(self, buffer: int, heir_of: int) -> None:
+    def take_over(self, buffer: int, old: int) -> None:
         """A buffer takes the place of one that dies."""
-        self._address[buffer] = self._address.pop(heir_of)
+        self._address[buffer] = self._address.pop(old)
 
     def take_scratch(self, nbytes: int) -> int | None:
         """A running step takes scratch memory; return what to give back."""

@@ -46,7 +46,7 @@ class Dependencies:
 
 def _waits_by_data(steps: Sequence[Step]) -> list[set[int]]:
     """Return, for each step, those that make what it touches."""
-    maker = {buffer: place for place, step in enumerate(steps) for buffer in step.news}
+    maker = {buffer: place for place, step in enumerate(steps) for buffer in step.allocates}
     return [{maker[b] for b in step.touches if maker.get(b, place) != place} for place, step in enumerate(steps)]
 
 
@@ -76,7 +76,7 @@ def _add_waits_by_gate(
     """Add a replay's gates: it waits for the gradients that arrive, and what reads its gradients for all of them."""
     arrived = {before for place in replay for before in waits[place] if forward_count <= before < replay.start}
     leaving = {
-        place: [reader for buffer in steps[place].news for reader in readers[buffer] if reader >= replay.stop]
+        place: [reader for buffer in steps[place].allocates for reader in readers[buffer] if reader >= replay.stop]
         for place in replay
     }
     made = {place for place, late in leaving.items() if late}
@@ -141,14 +141,14 @@ class _Threads:
     def _start(self, thread: int, place: int, now: float) -> None:
         step, nbytes, alive = self._steps[place], self._nbytes, self._alive
         dying = [b for b in step.overwrites if self._reads[b] == 1 and b in alive and b not in self._outlive]
-        for buffer in step.news:
-            heir = next((b for b in dying if nbytes[b] == nbytes[buffer]), None)
-            if heir is None:
+        for buffer in step.allocates:
+            old = next((b for b in dying if nbytes[b] == nbytes[buffer]), None)
+            if old is None:
                 self._ledger.allocate(buffer)
             else:
-                dying.remove(heir)
-                alive.discard(heir)
-                self._ledger.take_over(buffer, heir)
+                dying.remove(old)
+                alive.discard(old)
+                self._ledger.take_over(buffer, old)
             alive.add(buffer)
         self._running[thread] = place, self._ledger.take_scratch(step.workspace)
         self._count += 1

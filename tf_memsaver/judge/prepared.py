@@ -10,14 +10,14 @@ from tf_memsaver.ir.graph import Graph, Op, Phase
 class Step(NamedTuple):
     """A scheduled op over buffers. ``op`` is its index, or -1 for an order gate (a copy of one buffer).
 
-    ``touches`` are the buffers read or written that are not resident, ``news`` those it allocates, ``overwrites`` those
-    that the first of ``news`` of the same size may take over.
+    ``touches`` are the buffers read or written that are not resident, ``allocates`` those that are new, ``overwrites``
+    those that the first new one of the same size may take over.
     """
 
     op: int
     replay: bool
     touches: tuple[int, ...]
-    news: tuple[int, ...]
+    allocates: tuple[int, ...]
     overwrites: tuple[int, ...]
     workspace: int
 
@@ -56,7 +56,7 @@ class Prepared:
             op=op.index,
             replay=False,
             touches=tuple(touched),
-            news=tuple(v for v in op.outputs if roots[v] == v and not resident[v]),
+            allocates=tuple(v for v in op.outputs if roots[v] == v and not resident[v]),
             overwrites=tuple(dict.fromkeys(roots[v] for v in op.overwrites if not resident[v])),
             workspace=op.workspace_bytes,
         )

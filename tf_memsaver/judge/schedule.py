@@ -13,7 +13,7 @@ from tf_memsaver.ir.graph import Op
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.prepared import Prepared, Step
 
-View = dict[int, int]
+Redirects = dict[int, int]
 """The buffer that a reader of a value must use, where that is not the value's own."""
 
 
@@ -85,65 +85,65 @@ class _Writer:
     def __init__(self, prepared: Prepared, schedule: Schedule) -> None:
         self._prepared, self._schedule = prepared, schedule
 
-    def write(self, segment: Segment | None, backward: Sequence[Op], view: View) -> None:
-        """Write the backward ops of a segment, or of none, that read forward values through ``view``."""
+    def write(self, segment: Segment | None, backward: Sequence[Op], redirects: Redirects) -> None:
+        """Write the backward ops of a segment, or of none, that read forward values through ``redirects``."""
         if segment is None:
-            self._store(segment, backward, view)
+            self._store(segment, backward, redirects)
         else:
-            _WRITERS[segment.mode](self, segment, backward, view)
+            _WRITERS[segment.mode](self, segment, backward, redirects)
 
-    def _store(self, segment: Segment | None, backward: Sequence[Op], view: View) -> None:
+    def _store(self, segment: Segment | None, backward: Sequence[Op], redirects: Redirects) -> None:
         """Run ``backward`` over the values that were kept."""
         del segment
-        if view:
+        if redirects:
             for op in backward:
-                self._emit(op, view)
+                self._emit(op, redirects)
         else:
             self._schedule.steps.extend(self._prepared.static[op.index] for op in backward)
 
-    def _recompute(self, segment: Segment, backward: Sequence[Op], outer: View) -> None:
+    def _recompute(self, segment: Segment, backward: Sequence[Op], outer: Redirects) -> None:
         """Gate the segment's inputs, replay what ``backward`` needs, and run ``backward`` over the replayed values."""
         start = len(self._schedule.steps)
         needed, outside = self._needed(segment, backward)
-        view = dict(outer)
+        redirects = dict(outer)
         for value in outside:
-            self._gate(value, view, outer)
+            self._gate(value, redirects, outer)
         for op in needed:
-            self._replay(op, view)
+            self._replay(op, redirects)
         for number, ops in _runs(segment.children, backward, joins_unowned=True):
-            self.write(segment.children[number] if number >= 0 else None, ops, view)
+            self.write(segment.children[number] if number >= 0 else None, ops, redirects)
         self._schedule.replays.append((start, len(self._schedule.steps)))
 
-    def _emit(self, op: Op, view: View) -> None:
+    def _emit(self, op: Op, redirects: Redirects) -> None:
         prepared = self._prepared
         static = prepared.static[op.index]
-        if not any(value in view for value in op.inputs):
+        if not any(value in redirects for value in op.inputs):
             self._schedule.steps.append(static)
             return
         for value in op.outputs:
             # A backward op may look at a forward value through a view: it then looks at the replayed one.
             alias = prepared.aliases[value]
-            if alias is not None and alias in view:
-                view[value] = view[alias]
-        self._append(op, False, view, static.news)
+            if alias is not None and alias in redirects:
+                redirects[value] = redirects[alias]
+        self._append(op, False, redirects, static.allocates)
 
-    def _replay(self, op: Op, view: View) -> None:
-        prepared, news = self._prepared, []
+    def _replay(self, op: Op, redirects: Redirects) -> None:
+        prepared, made = self._prepared, []
         for value in op.outputs:
             alias = prepared.aliases[value]
             if alias is None:
-                view[value] = self._schedule.copy(prepared.nbytes[value])
-                news.append(view[value])
+                redirects[value] = self._schedule.copy(prepared.nbytes[value])
+                made.append(redirects[value])
             else:
-                view[value] = view.get(alias, prepared.roots[alias])
-        self._append(op, True, view, tuple(news))
+                redirects[value] = redirects.get(alias, prepared.roots[alias])
+        self._append(op, True, redirects, tuple(made))
 
-    def _append(self, op: Op, replay: bool, view: View, news: tuple[int, ...]) -> None:
+    def _append(self, op: Op, replay: bool, redirects: Redirects, made: tuple[int, ...]) -> None:
         roots, resident = self._prepared.roots, self._prepared.resident
-        touches = {view.get(v, roots[v]): None for v in op.inputs if not resident[v]}
-        touches.update({view.get(v, roots[v]): None for v in op.outputs if not resident[v]})
-        overwrites = {view.get(v, roots[v]): None for v in op.overwrites if not resident[v]}
-        self._schedule.steps.append(Step(op.index, replay, tuple(touches), news, tuple(overwrites), op.workspace_bytes))
+        touches = {redirects.get(v, roots[v]): None for v in op.inputs if not resident[v]}
+        touches.update({redirects.get(v, roots[v]): None for v in op.outputs if not resident[v]})
+        overwrites = {redirects.get(v, roots[v]): None for v in op.overwrites if not resident[v]}
+        self._schedule.steps.append(Step(op.index, replay, tuple(touches), made, tuple(overwrites), op.workspace_bytes))
 
     def _needed(self, segment: Segment, backward: Sequence[Op]) -> tuple[list[Op], list[int]]:
         """Return the forward ops to replay, in order, and the values from outside that replay or backward read."""
@@ -184,21 +184,21 @@ class _Writer:
             _, entering = self._needed(children[number], ops)
             yield entering
 
-    def _gate(self, value: int, view: View, outer: View) -> None:
+    def _gate(self, value: int, redirects: Redirects, outer: Redirects) -> None:
         prepared = self._prepared
         if prepared.resident[value]:
             return
         source = outer.get(value, prepared.roots[value])
         alias = prepared.aliases[value]
-        if alias is not None and alias in view and view[alias] != outer.get(alias, prepared.roots[alias]):
-            view[value] = view[alias]
+        if alias is not None and alias in redirects and redirects[alias] != outer.get(alias, prepared.roots[alias]):
+            redirects[value] = redirects[alias]
             return
         copy = self._schedule.copy(self._schedule.nbytes[source])
         self._schedule.steps.append(Step(-1, True, (source, copy), (copy,), (source,), 0))
-        view[value] = copy
+        redirects[value] = copy
 
 
-_WRITERS: Mapping[SegmentMode, Callable[[_Writer, Segment, Sequence[Op], View], None]] = {
+_WRITERS: Mapping[SegmentMode, Callable[[_Writer, Segment, Sequence[Op], Redirects], None]] = {
     SegmentMode.STORE: _Writer._store,
     SegmentMode.RECOMPUTE: _Writer._recompute,
 }

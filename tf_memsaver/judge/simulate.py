@@ -163,7 +163,7 @@ class Simulator:
         seconds = [
             self.graph.ops[step.op].seconds
             if step.op >= 0
-            else device.seconds(0, 2 * sum(schedule.nbytes[buffer] for buffer in step.news))
+            else device.seconds(0, 2 * sum(schedule.nbytes[buffer] for buffer in step.allocates))
             for step in schedule.steps
         ]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
@@ -187,9 +187,9 @@ def _with_overlap(schedule: Schedule, least_bytes: int) -> list[Step]:
     following: Step | None = None
     for place in range(len(steps) - 1, -1, -1):
         step = steps[place]
-        if following is not None and set(step.news).isdisjoint(following.touches):
-            ahead = max((schedule.nbytes[buffer] for buffer in following.news), default=0)
+        if following is not None and set(step.allocates).isdisjoint(following.touches):
+            ahead = max((schedule.nbytes[buffer] for buffer in following.allocates), default=0)
             steps[place] = step._replace(workspace=max(step.workspace, ahead))
-        if sum(schedule.nbytes[buffer] for buffer in step.news) >= least_bytes:
+        if sum(schedule.nbytes[buffer] for buffer in step.allocates) >= least_bytes:
             following = step
     return steps

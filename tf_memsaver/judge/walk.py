@@ -14,7 +14,7 @@ class Ledger(Protocol):
     def allocate(self, buffer: int) -> None:
         """A buffer is made."""
 
-    def take_over(self, buffer: int, heir_of: int) -> None:
+    def take_over(self, buffer: int, old: int) -> None:
         """A buffer takes the place of one that dies."""
 
     def use_workspace(self, nbytes: int) -> None:
@@ -40,12 +40,13 @@ def walk(
     now = resident_bytes
     alive = [False] * len(nbytes)
     live: list[int] = []
-    for place, (_, _, touches, news, overwrites, workspace) in enumerate(steps):
-        heirs = _heirs(news, [b for b in overwrites if last[b] == place and alive[b]], nbytes) if overwrites else {}
-        for buffer in news:
+    for place, (_, _, touches, made, overwrites, workspace) in enumerate(steps):
+        ending = [b for b in overwrites if last[b] == place and alive[b]] if overwrites else []
+        taken_over = _taken_over(made, ending, nbytes) if ending else {}
+        for buffer in made:
             alive[buffer] = True
-            if buffer in heirs:
-                alive[heirs[buffer]] = False
+            if buffer in taken_over:
+                alive[taken_over[buffer]] = False
             else:
                 now += nbytes[buffer]
         live.append(now + workspace)
@@ -54,15 +55,17 @@ def walk(
             alive[buffer] = False
             now -= nbytes[buffer]
         if ledger is not None:
-            _book(ledger, news, heirs, workspace, dying)
+            _book(ledger, made, taken_over, workspace, dying)
     return live, last
 
 
-def _book(ledger: Ledger, news: Sequence[int], heirs: Mapping[int, int], workspace: int, dying: Sequence[int]) -> None:
+def _book(
+    ledger: Ledger, made: Sequence[int], taken_over: Mapping[int, int], workspace: int, dying: Sequence[int]
+) -> None:
     """Tell a ledger what happens in a step."""
-    for buffer in news:
-        if buffer in heirs:
-            ledger.take_over(buffer, heirs[buffer])
+    for buffer in made:
+        if buffer in taken_over:
+            ledger.take_over(buffer, taken_over[buffer])
         else:
             ledger.allocate(buffer)
     ledger.use_workspace(workspace)
@@ -81,13 +84,13 @@ def _last_touches(steps: Sequence[Step], nbytes: Sequence[int], outlive: Iterabl
     return last
 
 
-def _heirs(news: Sequence[int], dying: list[int], nbytes: Sequence[int]) -> dict[int, int]:
+def _taken_over(made: Sequence[int], dying: list[int], nbytes: Sequence[int]) -> dict[int, int]:
     """Return which new buffers take over a dying one, of the same size."""
-    heirs: dict[int, int] = {}
-    for buffer in news if dying else ():
+    taken_over: dict[int, int] = {}
+    for buffer in made:
         for old in dying:
             if nbytes[old] == nbytes[buffer]:
-                heirs[buffer] = old
+                taken_over[buffer] = old
                 dying.remove(old)
                 break
-    return heirs
+    return taken_over

@@ -41,7 +41,7 @@ class Stages:
         self.prepared = Prepared(graph)
         self.facts = Facts(self.prepared)
         static = self.prepared.static
-        made = [(op, root) for op in graph.ops for root in static[op.index].news if root in self.facts.buffers]
+        made = [(op, root) for op in graph.ops for root in static[op.index].allocates if root in self.facts.buffers]
         self.roots = [root for _, root in made]
         self.value_of = {root: value for value, root in enumerate(self.roots)}
         self.nbytes = [self.prepared.nbytes[root] for root in self.roots]
@@ -61,14 +61,14 @@ class Stages:
     def reads(self, op: int) -> tuple[int, ...]:
         """Return the values that an op reads."""
         touches = self.prepared.static[op].touches
-        news = self.prepared.static[op].news
-        return tuple(self.value_of[root] for root in touches if root in self.value_of and root not in news)
+        allocates = self.prepared.static[op].allocates
+        return tuple(self.value_of[root] for root in touches if root in self.value_of and root not in allocates)
 
     def taken_over(self, op: int) -> int:
         """Return the bytes of outputs that may take the place of inputs, at most."""
         step, nbytes = self.prepared.static[op], self.prepared.nbytes
         free = [nbytes[root] for root in step.overwrites]
-        return sum(nbytes[root] for root in step.news if nbytes[root] in free)
+        return sum(nbytes[root] for root in step.allocates if nbytes[root] in free)
 
     def _stages(self) -> Sequence[Stage]:
         resident = self.facts.resident_bytes
@@ -147,7 +147,7 @@ class Stages:
         def moved(step: Step) -> Step:
             return step._replace(
                 touches=tuple(dict.fromkeys(now.get(root, root) for root in step.touches)),
-                news=tuple(now.get(root, root) for root in step.news),
+                allocates=tuple(now.get(root, root) for root in step.allocates),
                 overwrites=tuple(now.get(root, root) for root in step.overwrites),
             )
 
@@ -156,7 +156,7 @@ class Stages:
             place = stage_of.get(op.index, -1)
             if place >= 0:
                 for again in runs_again[place]:
-                    for root in static[again].news:
+                    for root in static[again].allocates:
                         now[root] = schedule.copy(prepared.nbytes[root])
                     schedule.steps.append(moved(static[again]))
             schedule.steps.append(moved(static[op.index]))

@@ -32,8 +32,8 @@ def plain_name(name: str, graph: Any, forward_first: bool | None) -> str:
     front of ``gradients/``, or after it.
     """
     parts = [_MARKS.sub("", part) for part in name.split("/") if part]
-    apart = graph is not None and graph is not tf.compat.v1.get_default_graph()
-    prefix = [REPLAY_IN_FUNCTION[bool(forward_first)]] if apart else []
+    in_other_graph = graph is not None and graph is not tf.compat.v1.get_default_graph()
+    prefix = [REPLAY_IN_FUNCTION[bool(forward_first)]] if in_other_graph else []
     return "".join(f"{part}/" for part in (*prefix, *parts))
 
 

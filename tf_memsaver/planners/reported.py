@@ -90,7 +90,7 @@ def _even(problem: Problem, best: Found, seconds: float) -> Segments:
     share = 0.0 if seconds == INFINITE else EVEN
     reported = problem.simulator.reported_peak
     allowed = best.replay_seconds + share * problem.plain.step_seconds
-    even = problem.once(OneLevel).evened(best.segments, min(seconds, allowed) if share else seconds)
+    even = problem.once(OneLevel).with_equal_blocks(best.segments, min(seconds, allowed) if share else seconds)
     if even is None:
         return best.segments
     most = reported(best.segments) * (1 + share)

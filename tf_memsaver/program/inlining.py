@@ -136,7 +136,7 @@ class Inliner:
                 after=after,
                 gradient=gradient,
                 passes_lists=tf.variant in (*operation.read_dtypes, *operation.dtypes),
-                apart=operation.type in ADDITIONS and any(waits),
+                waits_for_others=operation.type in ADDITIONS and any(waits),
                 of_tape=self._scope is not None,
                 own_scope=bool(prefix) or operation.name not in self._unscoped,
             )

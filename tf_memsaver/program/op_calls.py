@@ -106,12 +106,12 @@ class CustomGradient:
 class OpCall:
     """One operation of the function.
 
-    ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are inputs;
-    ``after`` says what must run before: slots, and operations that gather several; ``passes_lists`` says whether lists
-    of tensors go in or out, ``apart`` whether this is an addition to a sum that must wait for others; ``of_tape``
-    whether a tape names the backward operations, in the graph of the forward pass, or a gradient function in one of its
-    own. A tape goes by the operation, if that was recorded in a name scope of its own (``own_scope``), or else by the
-    scope that it lies in.
+    ``constants`` holds, by place of the input, a Const to make anew; ``variables`` are those whose handles are
+    inputs; ``after`` says what must run before: slots, and operations that gather several; ``passes_lists`` says
+    whether lists of tensors go in or out, ``waits_for_others`` whether this is an addition to a sum that must wait
+    for others; ``of_tape`` whether a tape names the backward operations, in the graph of the forward pass, or a
+    gradient function in one of its own. A tape goes by the operation, if that was recorded in a name scope of its
+    own (``own_scope``), or else by the scope that it lies in.
     """
 
     operation: Template
@@ -123,7 +123,7 @@ class OpCall:
     after: tuple[int | Gathering, ...] = ()
     gradient: CustomGradient | None = None
     passes_lists: bool = False
-    apart: bool = False
+    waits_for_others: bool = False
     of_tape: bool = False
     own_scope: bool = True
 
@@ -170,7 +170,7 @@ class OpCall:
             return f"runs {self.operation.type}, which must run once"
         if self.passes_lists:
             return "makes or reads a list of tensors, whose gradient does not pass the boundary of a segment"
-        if self.apart:
+        if self.waits_for_others:
             return "adds to a sum that waits for other operations, so that the sums are not made one in the plain step"
         return ""
 

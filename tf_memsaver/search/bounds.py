@@ -86,7 +86,7 @@ def by_bytes(problem: Problem, limit: int) -> float:
         (root, op.index)
         for op in forward
         if op.unit is not None and not problem.pinned[op.unit]
-        for root in prepared.static[op.index].news
+        for root in prepared.static[op.index].allocates
         if last[root] >= len(forward)
     ]
     if not made:

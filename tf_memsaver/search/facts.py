@@ -150,11 +150,11 @@ class Facts:
 
     def _without_buffers(self, step: Step) -> Step:
         """Return a step without what units make in the forward pass."""
-        touches, news, overwrites = (
+        touches, allocates, overwrites = (
             tuple(root for root in roots if root not in self.buffers)
-            for roots in (step.touches, step.news, step.overwrites)
+            for roots in (step.touches, step.allocates, step.overwrites)
         )
-        return step._replace(touches=touches, news=news, overwrites=overwrites)
+        return step._replace(touches=touches, allocates=allocates, overwrites=overwrites)
 
     def _find_loss_peaks(self) -> None:
         """Find the peak between the forward and the backward pass, without and with what is read there."""
@@ -178,7 +178,7 @@ def _fresh(step: Step, nbytes: Sequence[int], last: Sequence[int], place: int) -
     """Return the bytes of each new buffer that takes over none of those that die at this step."""
     free = [nbytes[root] for root in step.overwrites if last[root] == place]
     fresh = []
-    for root in step.news:
+    for root in step.allocates:
         if nbytes[root] in free:
             free.remove(nbytes[root])
         else:

@@ -202,7 +202,7 @@ class OneLevel:
             if proposal is not None:
                 yield proposal.segments
 
-    def evened(
+    def with_equal_blocks(
         self,
         segments: Sequence[Segment],
         seconds: float,

@@ -165,21 +165,21 @@ class Tables:
         A segment's peak less what is kept before it follows from its mode and from the flags of the values that enter
         it, so ``learnt`` has for each stop, by mode, start and flags, the exact number in place of the tables' bound.
         """
-        news = False
+        allocates = False
         peaks = zip(measured.forward_peaks, measured.backward_peaks, strict=True)
         for segment, state, (forward, backward) in zip(proposal.segments, proposal.states, peaks, strict=False):
             mode, row, column = MODES.index(segment.mode), self._index[segment.start], self._index[segment.stop] - 1
             key = mode, row, state.flags
             own = max(forward, backward) - state.kept
-            news |= self.learnt.setdefault(column, {}).get(key) != own
+            allocates |= self.learnt.setdefault(column, {}).get(key) != own
             self.learnt[column][key] = own
             if segment.mode is SegmentMode.RECOMPUTE:
                 # A replay reads copies, so that what it needs does not depend on the flags.
                 self._raise(segment, backward - state.kept)
         end = proposal.states[-1]
-        news |= self._learnt_ends.get(end.flags) != measured.other_peak - end.kept
+        allocates |= self._learnt_ends.get(end.flags) != measured.other_peak - end.kept
         self._learnt_ends[end.flags] = measured.other_peak - end.kept
-        return news
+        return allocates
 
     def _raise(self, segment: Segment, nbytes: float) -> None:
         """Note that a recompute segment works with so many bytes at least."""
