@@ -198,7 +198,7 @@ def test_a_command_that_measures(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
