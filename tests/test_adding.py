@@ -35,7 +35,18 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("recipe", [name for name, text in RECIPES.items() if "```" in text])
+WITH_TENSORFLOW = ("A kind of model", "A mode of segments", "A new version of Keras or TensorFlow")
+"""Recipes whose tests take long."""
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in WITH_TENSORFLOW else ())
+        for name, text in RECIPES.items()
+        if "```" in text
+    ],
+)
 def test_a_recipe_works(recipe: str, copy: Path) -> None:
     commands = []
     for language, block in re.findall(r"^```(\w+)\n(.*?)^```", RECIPES[recipe], flags=re.MULTILINE | re.DOTALL):

@@ -81,7 +81,7 @@ def _trained(folder: str, name: str, batch: Any, scratch: Path, steps: int) -> R
     ("case", "strategy"),
     [
         ("reusable", "min_peak"),
-        ("reusable", "nested"),
+        pytest.param("reusable", "nested", marks=pytest.mark.long),
         ("recurrent", "min_peak"),
         ("module", "min_peak"),
         pytest.param("convolutions", "min_peak", marks=pytest.mark.long),
