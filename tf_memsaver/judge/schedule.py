@@ -39,44 +39,41 @@ class Schedule:
 
 def scheduled(prepared: Prepared, segments: Sequence[Segment]) -> Schedule:
     """Return the ops in execution order under ``segments``, which cover the units, with the replays in place."""
-    schedule = Schedule(prepared.nbytes)
-    for number, ops in _runs(segments, prepared.forward):
+    schedule, owners = Schedule(prepared.nbytes), _owners(segments)
+    for number, ops in _runs(owners, prepared.forward):
         start = len(schedule.steps)
         schedule.steps.extend(prepared.static[op.index] for op in ops)
         schedule.note_run(number, start)
     writer = _Writer(prepared, schedule)
-    for number, ops in _runs(segments, prepared.backward, joins_unowned=True):
+    for number, ops in _runs(owners, prepared.backward, joins_unowned=True):
         start = len(schedule.steps)
         writer.write(segments[number] if number >= 0 else None, ops, {})
         schedule.note_run(number, start)
     return schedule
 
 
-def _runs(
-    segments: Sequence[Segment], ops: Sequence[Op], joins_unowned: bool = False
-) -> Iterator[tuple[int, Sequence[Op]]]:
+Owners = Mapping[int | None, int]
+"""The number of the segment that each unit lies in."""
+
+
+def _owners(segments: Sequence[Segment]) -> Owners:
+    return {unit: number for number, segment in enumerate(segments) for unit in range(segment.start, segment.stop)}
+
+
+def _runs(owners: Owners, ops: Sequence[Op], joins_unowned: bool = False) -> Iterator[tuple[int, Sequence[Op]]]:
     """Yield consecutive ops of one segment each, with the segment's number, or -1 for ops of none.
 
     With ``joins_unowned``, ops of no unit (sums of gradients) belong to the segment of the op before them.
     """
-    owners = _owners(segments)
-    start = 0
-    while start < len(ops):
-        number = _owner(owners, ops[start])
-        stop = start + 1
-        while stop < len(ops) and ((joins_unowned and ops[stop].unit is None) or _owner(owners, ops[stop]) == number):
-            stop += 1
-        yield number, ops[start:stop]
-        start = stop
-
-
-def _owners(segments: Sequence[Segment]) -> dict[int, int]:
-    """Return the number of the segment that each unit lies in."""
-    return {unit: number for number, segment in enumerate(segments) for unit in range(segment.start, segment.stop)}
-
-
-def _owner(owners: Mapping[int, int], op: Op) -> int:
-    return -1 if op.unit is None else owners.get(op.unit, -1)
+    start = number = 0
+    for place, op in enumerate(ops):
+        its = number if joins_unowned and place and op.unit is None else owners.get(op.unit, -1)
+        if place and its != number:
+            yield number, ops[start:place]
+            start = place
+        number = its
+    if ops:
+        yield number, ops[start:]
 
 
 class _Writer:
@@ -110,7 +107,7 @@ class _Writer:
             self._gate(value, redirects, outer)
         for op in needed:
             self._replay(op, redirects)
-        for number, ops in _runs(segment.children, backward, joins_unowned=True):
+        for number, ops in _runs(_owners(segment.children), backward, joins_unowned=True):
             self.write(segment.children[number] if number >= 0 else None, ops, redirects)
         self._schedule.replays.append((start, len(self._schedule.steps)))
 
@@ -175,7 +172,7 @@ class _Writer:
         owners = _owners(children)
         of_replays: dict[int, list[Op]] = {k: [] for k, c in enumerate(children) if c.mode is SegmentMode.RECOMPUTE}
         for op in backward:
-            number = _owner(owners, op)
+            number = owners.get(op.unit, -1)
             if number in of_replays:
                 of_replays[number].append(op)
             else:

@@ -50,10 +50,12 @@ def walk(
             else:
                 now += nbytes[buffer]
         live.append(now + workspace)
-        dying = [buffer for buffer in touches if last[buffer] == place and alive[buffer]]
-        for buffer in dying:
-            alive[buffer] = False
-            now -= nbytes[buffer]
+        dying: list[int] = []
+        for buffer in touches:
+            if last[buffer] == place and alive[buffer]:
+                alive[buffer] = False
+                now -= nbytes[buffer]
+                dying.append(buffer)
         if ledger is not None:
             _book(ledger, made, taken_over, workspace, dying)
     return live, last

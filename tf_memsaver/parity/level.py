@@ -19,7 +19,7 @@ from tf_memsaver.compat.graphs import is_compiled_by_xla
 from tf_memsaver.parity import extra_readers, gradients, sums
 from tf_memsaver.parity.gates import Gates, after, free_constants
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
-from tf_memsaver.parity.names import Names, plain_name
+from tf_memsaver.parity.names import Names
 
 
 class Rule(enum.Enum):
@@ -64,10 +64,6 @@ class Parity:
         """Return what names the operations of a forward pass that begins here."""
         return Names.of_model(settled=Rule.NAMES in self.rules)
 
-    def replay_scope(self, scope: str, graph: Any, forward_first: bool | None) -> str:
-        """Return the name scope, with a slash at its end, of the replay of a first run in a scope of a graph."""
-        return plain_name(scope, graph, forward_first)
-
     # What leaves a first run --------------------------------------------------------------------------------------
 
     def read_in_first_run(
@@ -92,6 +88,8 @@ class Parity:
           optimisation takes out what hangs on a control dependency alone. And those of the results that the plain step
           needs until the backward pass.
         """
+        if not self.rules:
+            return (), ()
         run = extra_readers.FirstRunReads(operations, sources, results)
         read: list[tf.Tensor] = []
         if Rule.READERS_IN_FIRST_RUN in self.rules:
@@ -162,6 +160,8 @@ class Parity:
         Returns:
           As ``read_in_first_run``.
         """
+        if not self.rules:
+            return ()
         needed = extra_readers.needed_for(found, added)
         read: list[tf.Tensor] = []
         if Rule.READERS_IN_REPLAY in self.rules:

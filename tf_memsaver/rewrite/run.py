@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_calls, keras_variables
 from tf_memsaver.compat.keras_variables import RecordingScope
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.parity.names import Names
+from tf_memsaver.parity.names import Names, plain_name
 from tf_memsaver.rewrite.blocks import Block
 from tf_memsaver.rewrite.entering import Entering, Variables, is_differentiable, mask_of
 from tf_memsaver.runtime.replayable import Shared, Tensors
@@ -173,7 +173,7 @@ class Run:
             *zip(variables.held, held[fixed:], strict=True),
         ]
         # What is differentiated, the replay, takes the names of the plain step, and the first run other ones.
-        scope = self._shared.parity.replay_scope(self._place.scope, self._place.graph, self.forward_first)
+        scope = plain_name(self._place.scope, self._place.graph, self.forward_first)
         names = self._names.replay(scope.rstrip("/"))
         with tf.name_scope(scope):
             slots, recorded = self._run(inputs, weights[again:], held[:fixed], given, names)
