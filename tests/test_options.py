@@ -60,7 +60,7 @@ NO_PATHS = [3, None, "", b"x", "a\0b", ["x"]]
         *[
             pytest.param(name, value, id=f"{name}-{number}")
             for name, values in {
-                "batch_size": [*NO_WHOLE_NUMBERS, 10**12, 2**31],
+                "batch_size": [*(value for value in NO_WHOLE_NUMBERS if value is not None), 10**12, 2**31],
                 "steps": NO_WHOLE_NUMBERS,
                 "points": [*NO_WHOLE_NUMBERS, 1, 10**9],
                 "max_overhead": [value for value in NO_SHARES if value is not None],
@@ -119,8 +119,7 @@ def test_what_an_option_may_be(name: str, value: Any, used: Any) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_is_said_of_an_option(name: str) -> None:
     option = OPTIONS[name]
-    if name != "batch_size":
-        assert option.check(name, option.default) == option.default
+    assert option.check(name, option.default) == option.default
     assert option.help and not option.help.endswith(".") and (not option.more or option.more.endswith("."))
     assert option.value != "" or option.default is False
 
@@ -153,7 +152,8 @@ def run(model: Any, *rest: Any, **options: Any) -> Any:
 
 
 def test_a_verb_gets_all_its_options_as_we_use_them() -> None:
-    assert run("m", 1, batch_size=np.int64(4)) == ("m", (1,), {"batch_size": 4, "mode": "graph", "steps": 3})
+    taken = {"data": None, "batch_size": 4, "mode": "graph", "steps": 3}
+    assert run("m", 1, batch_size=np.int64(4)) == ("m", (1,), taken)
     with pytest.raises(InvalidRequestError, match="mode must be one of eager, graph, xla, got 'fast'"):
         run("m", batch_size=4, mode="fast")
 
@@ -162,8 +162,7 @@ def test_a_verb_gets_all_its_options_as_we_use_them() -> None:
     ("given", "sentence"),
     [
         ({"batch_size": 4, "stesp": 3}, r"run\(\) got an unexpected keyword argument 'stesp'\. Did you mean steps\?"),
-        ({"batch_size": 4, "colour": 3}, r"unexpected keyword argument 'colour'\. It takes batch_size, mode, steps\."),
-        ({"steps": 3}, r"run\(\) missing a required argument: 'batch_size'"),
+        ({"batch_size": 4, "colour": 3}, r"unexpected keyword argument 'colour'\. It takes data, batch_size, mode, steps\."),
     ],
 )
 def test_a_wrong_keyword_names_the_right_one(given: dict[str, Any], sentence: str) -> None:
@@ -173,13 +172,13 @@ def test_a_wrong_keyword_names_the_right_one(given: dict[str, Any], sentence: st
 
 def test_a_verb_shows_its_options() -> None:
     parameters = inspect.signature(run).parameters
-    assert list(parameters) == ["model", "rest", "batch_size", "mode", "steps"]
-    assert parameters["batch_size"].default is inspect.Parameter.empty and parameters["steps"].default == 3
+    assert list(parameters) == ["model", "rest", "data", "batch_size", "mode", "steps"]
+    assert parameters["batch_size"].default is None and parameters["steps"].default == 3
     assert get_type_hints(run)["mode"] == Mode
     assert run.__doc__ is not None
     arguments = run.__doc__.partition("Args:\n")[2].partition("\n\nRaises:\n  ValueError: never.")[0].splitlines()
     entries = [line.strip().partition(":")[0] for line in arguments if not line.startswith("    ")]
-    assert entries == ["model", "steps", "batch_size", "mode"] and "  steps: of its own kind." in arguments
+    assert entries == ["model", "steps", "data", "batch_size", "mode"] and "  steps: of its own kind." in arguments
 
 
 def test_a_request_checks_its_fields() -> None:
@@ -190,7 +189,9 @@ def test_a_request_checks_its_fields() -> None:
 
 # A model's name and flags, and a part of the sentence.
 BAD_LINES = """
-resnet50                                        | give --batch_size
+resnet50                                        | give --batch_size, or --data
+resnet50 --data=nothing:there                   | cannot load data from 'nothing:there': No module named 'nothing'
+resnet50 --data=batches                         | must be written package.module:function
 resnet50 --batch_size=0                         | batch_size must be a whole number from 1
 resnet50 --batch_size=-3                        | batch_size must be a whole number from 1
 resnet50 --batch_size=1.5                       | batch_size must be a whole number from 1

@@ -17,13 +17,20 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options import checked
 from tf_memsaver.options.checks import path
-from tf_memsaver.options.table import CurveOptions, EstimateOptions, FunctionOptions, PlanOptions, SavedModelOptions
+from tf_memsaver.options.table import (
+    CaptureOptions,
+    CurveOptions,
+    EstimateOptions,
+    FunctionOptions,
+    PlanOptions,
+    SavedModelOptions,
+    options_of,
+)
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import check_strategy, curve, solve
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.program.signature import note_inputs
 from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
@@ -218,12 +225,9 @@ def estimate(model: Any, **options: Unpack[EstimateOptions]) -> Estimate:
 
 
 def _captured(model: Any, options: Mapping[str, Any], *, profile: bool = False) -> Graph:
-    """Return the graph of the plain model's step; ``inputs`` are noted before, where they are given."""
-    plain = strip(model)
-    if options["inputs"] is not None:
-        note_inputs(plain, options["inputs"])
-    size, granularity = options["batch_size"], options["granularity"]
-    return capture_graph(plain, batch_size=size, granularity=granularity, profile=profile)
+    """Return the graph of the plain model's step on such batches as the options tell."""
+    told = {name: options[name] for name in options_of(CaptureOptions) if name in options}
+    return capture_graph(strip(model), **{**told, "profile": profile})
 
 
 def _tell_of(subject: str, plan: Plan) -> None:

@@ -48,7 +48,7 @@ def test_targets_of_a_dict_of_outputs_go_by_their_keys() -> None:
     outputs = {"zeta": layers.Dense(3, name="a")(x), "alpha": layers.Dense(2, name="z")(x)}
     model = keras.Model(inputs, outputs)
     model.compile("sgd", {"zeta": "sparse_categorical_crossentropy", "alpha": "mse"})
-    x, y = synthetic_batch(model, 5)
+    x, y, _ = synthetic_batch(model, 5)
     found = {name: (tuple(target.shape), target.dtype.name) for name, target in y.items()}
     assert found == {"alpha": ((5, 2), "float32"), "zeta": ((5,), "int32")}
     model.fit(x, y, verbose=0)

@@ -86,9 +86,8 @@ class FunctionStep:
         """Make the arguments, and run what is hoisted."""
         return self._calls.enter(placeholders(self._specs))
 
-    def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
+    def loss(self, outputs: list[Any]) -> Any:
         """Return the mean square of all floating results."""
-        del placeholders
         terms = mean_squares(outputs)
         if not terms:
             raise UnsupportedModelError(

@@ -19,7 +19,6 @@ from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options.table import CaptureOptions, Granularity
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
-from tf_memsaver.program.batch import input_specs
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.kinds import kind_of
 from tf_memsaver.program.model_function import settings_of
@@ -35,7 +34,7 @@ _CAPTURED: weakref.WeakKeyDictionary[Any, dict[Any, Graph]] = weakref.WeakKeyDic
 
 @takes(CaptureOptions)
 def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
-    """Trace one training step of ``model`` at ``batch_size`` and return it as a Graph; nothing is run or changed.
+    """Trace one training step of ``model`` and return it as a Graph; nothing is run or changed.
 
     Its units are the calls of the model's layers or, with granularity ``"op"``, a few operations each. With ``profile``
     its operations are timed, one by one, on made-up values.
@@ -48,12 +47,16 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
 
     Raises:
       UnsupportedModelError: another Keras backend, an unbuilt model, a call() that cannot be cut, or nothing to train.
-      UnknownDimensionError: an input dimension other than the batch is unknown.
-      InvalidRequestError: an argument has no meaning.
+      UnknownDimensionError: a dimension other than the batch is unknown.
+      InvalidRequestError: an argument has no meaning, or the batch size is not told.
     """
-    batch_size, granularity, profile = options["batch_size"], options["granularity"], options["profile"]
+    told = batch.told_of(model, options)
+    return _capture(model, told.batch_size, options["granularity"], profile=options["profile"])
+
+
+def _capture(model: Any, batch_size: int, granularity: str, *, profile: bool = False) -> Graph:
     check_model(model)
-    input_specs(model, batch_size)
+    batch.batch_specs(model, batch_size)
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     kind = kind_of(model, granularity)
@@ -87,14 +90,14 @@ def captured_units(model: Any, *, batch_size: int, granularity: Granularity) -> 
       MemsaverError: what ``capture_graph`` raises.
     """
     found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity))
-    return capture_graph(model, batch_size=batch_size, granularity=granularity) if found is None else found
+    return _capture(model, batch_size, granularity) if found is None else found
 
 
 def _how(model: Any, batch_size: int, granularity: str) -> Any:
     """Return what of a model and a request decides how it is captured, and may change."""
     # The losses by id: they may refer to the model, which would then live for ever.
     losses = id(model.loss) if getattr(model, "compiled", False) else None
-    return granularity, tuple(input_specs(model, batch_size)), settings_of(model), losses
+    return granularity, tuple(batch.batch_specs(model, batch_size).leaves), settings_of(model), losses
 
 
 class UpdateError(Exception):
@@ -161,16 +164,15 @@ class ModelStep:
         return list(found.values())
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
-        """Make the inputs of the model."""
-        self._x = batch.pack_inputs(self._model, placeholders(input_specs(self._model, self._batch_size)))
-        return self._program.enter(self._x)
+        """Make the batch."""
+        specs = batch.batch_specs(self._model, self._batch_size)
+        self._given = specs.filled(placeholders(specs.leaves))
+        return self._program.enter(self._given.x)
 
-    def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
+    def loss(self, outputs: list[Any]) -> Any:
         """Return the compiled loss, or what stands in for it."""
-        targets = placeholders([spec for spec, _ in batch.target_specs(self._model, self._batch_size)])
         results = self._program.finish(outputs)
-        packed = batch.pack_targets(self._model, targets)
-        return batch.training_loss(self._model, self._x, packed, results, stand_in=self._stand_in)
+        return batch.training_loss(self._model, self._given, results, stand_in=self._stand_in)
 
     def update(self, gradients: list[tuple[Any, Any]]) -> None:
         """Let the optimizer update the weights; slots that it makes only now take no memory either.

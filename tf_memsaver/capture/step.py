@@ -73,10 +73,10 @@ class StepSource(Protocol):
         ...
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
-        """Make the batch of inputs; return the tensors for ``sequence.inputs``."""
+        """Make the batch; return the tensors for ``sequence.inputs``."""
         ...
 
-    def loss(self, placeholders: Placeholders, outputs: list[Any]) -> Any:
+    def loss(self, outputs: list[Any]) -> Any:
         """Return the scalar loss for the tensors of ``sequence.outputs``."""
         ...
 
@@ -263,7 +263,7 @@ class _Tracer:
         sources += [seen for output in flat for seen in self._source.seen_through(output)]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            self._step.loss = self._source.loss(self._placeholders, flat)
+            self._step.loss = self._source.loss(flat)
             scaled = self._step.loss
             if self._source.optimizer is not None:
                 scaled = self._source.optimizer.scale_loss(scaled)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,9 @@ from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options.table import MeasureOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
-from tf_memsaver.program.signature import inputs_to_json
+from tf_memsaver.program.batch import Told, told_of
+from tf_memsaver.program.data import Batch
+from tf_memsaver.program.signature import batch_of_json, batch_to_json, inputs_to_json
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class Measurement:
 
 @takes(MeasureOptions)
 def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
-    """Run training steps of ``model`` on made-up data and return what they took.
+    """Run training steps of ``model`` on a batch of its data, or on a made-up one, and return what they took.
 
     A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
     outputs; where the compiled loss cannot be computed on made-up targets, that stands in for it, and the log says so.
@@ -92,17 +94,18 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
       MeasurementError: the process failed; the message carries the end of its log.
       OutputError: there is no room for temporary files.
     """
-    size, mode, steps = options["batch_size"], options["mode"], options["steps"]
-    batch.input_specs(model, size)
+    told, mode, steps = told_of(model, options), options["mode"], options["steps"]
+    batch.batch_specs(model, told.batch_size)
     if options["isolate"]:
-        return _measure_in_process(model, size, mode, steps)
-    return _measure_here(model, size, mode, steps)
+        return _measure_in_process(model, told, mode, steps)
+    return _measure_here(model, told, mode, steps)
 
 
-def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
+def _measure_in_process(model: Any, told: Told, mode: str, steps: int) -> Measurement:
     with scratch_folder(tempfile.gettempdir()) as folder, tether() as stdin:
         path = os.path.join(folder, "model.keras")
-        batch.needs_stand_in(model, batch_size, run=True)  # For its warning: the log of the process is not shown.
+        (given,) = told.batches(model, 1)
+        batch.needs_stand_in(model, told.batch_size, given)  # For its warning: the log of the process is not shown.
         try:
             model.save(path)
         except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
@@ -113,7 +116,8 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
         job = {
             "model": path,
             "inputs": inputs_to_json(model),
-            "batch_size": batch_size,
+            "data": _write_batch(given, folder) if told.has_batches else None,
+            "batch_size": told.batch_size,
             "mode": mode,
             "steps": steps,
             "safe_mode": keras_copies.loads_in_safe_mode(),
@@ -140,6 +144,22 @@ def _measure_in_process(model: Any, batch_size: int, mode: str, steps: int) -> M
             )
         with open(result, encoding="utf-8") as file:
             return Measurement(**json.load(file))
+
+
+def _write_batch(given: Batch, folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Write a batch into a folder; return what ``read_batch`` needs, as plain JSON data."""
+    files = []
+    for number, leaf in enumerate(given.leaves):
+        files.append(os.path.join(folder, f"batch_{number}"))
+        tf.io.write_file(files[-1], tf.io.serialize_tensor(leaf))
+    return {"specs": batch_to_json(given.mapped(tf.TensorSpec.from_tensor)), "files": files}
+
+
+def read_batch(written: Mapping[str, Any]) -> Batch:
+    """Return the batch that ``_write_batch`` wrote."""
+    specs = batch_of_json(written["specs"])
+    pairs = zip(written["files"], specs.leaves, strict=True)
+    return specs.filled([tf.io.parse_tensor(tf.io.read_file(file), spec.dtype) for file, spec in pairs])
 
 
 def _worker_command() -> list[str]:
@@ -205,31 +225,31 @@ def _texts(item: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _measure_here(model: Any, batch_size: int, mode: str, steps: int) -> Measurement:
+def _measure_here(model: Any, told: Told, mode: str, steps: int) -> Measurement:
     device = device_name()
-    x, y = batch.synthetic_batch(model, batch_size)
+    (given,) = told.batches(model, 1)
     with KeptState(model):
         optimizer = own_optimizer(model)
-        stand_in = batch.needs_stand_in(model, batch_size, run=True)
-        step = TrainingStep(model, mode, (x, y), optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
+        stand_in = batch.needs_stand_in(model, told.batch_size, given)
+        step = TrainingStep(model, mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
         started = time.perf_counter()
-        step.trace(x, y)
+        step.trace(given)
         trace_seconds = time.perf_counter() - started
-        step.run(x, y)
+        step.run(given)
         peaks, lives, seconds = [], [], []
         for _ in range(steps):
             gc.collect()
             lives.append(tf.config.experimental.get_memory_info(device)["current"])
             tf.config.experimental.reset_memory_stats(device)
             started = time.perf_counter()
-            step.run(x, y)
+            step.run(given)
             seconds.append(time.perf_counter() - started)
             peaks.append(tf.config.experimental.get_memory_info(device)["peak"])
     largest = max(range(steps), key=peaks.__getitem__)
     return Measurement(
         device=device,
         mode=mode,
-        batch_size=batch_size,
+        batch_size=told.batch_size,
         peak_bytes=peaks[largest],
         live_bytes=lives[largest],
         gradient_bytes=step.gradient_bytes,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tf_memsaver.compat.keras_training import compiled_parts
 from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.program import batch
+from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects
 
 
@@ -52,34 +52,36 @@ class TrainingStep:
         self,
         model: Any,
         mode: str,
-        example: tuple[Any, Any],
+        example: Batch,
         *,
         optimizer: Any = None,
         gradients: bool = True,
         free_batch: bool = True,
         stand_in: bool = False,
     ) -> None:
-        """Prepare a step on batches like ``example`` (inputs and targets) in a ``Mode`` of ``options.table``.
+        """Prepare a step on batches like ``example`` in a ``Mode`` of ``options.table``.
 
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
         ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model
         that is not compiled (``batch.needs_stand_in``).
         """
         self._model, self._optimizer, self._returned, self._stand_in = model, optimizer, gradients, stand_in
+        self._structure = example.mapped(lambda _: 0)
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.weights)
         self._function: Callable[..., Any] = self._step
         if mode != "eager":
-            signature = keras.tree.map_structure(_free if free_batch else tf.TensorSpec.from_tensor, example)
+            signature = [_free(leaf) if free_batch else tf.TensorSpec.from_tensor(leaf) for leaf in example.leaves]
             self._function = tf.function(self._step, jit_compile=mode == "xla", input_signature=signature)
         self._mode = mode
         self.gradient_bytes = sum(v.value.shape.num_elements() * v.value.dtype.size for v in self.weights)
 
-    def _step(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
+    def _step(self, *leaves: Any) -> tuple[Any, list[Any]]:
+        given = self._structure.filled(leaves)
         with tf.GradientTape() as tape:
-            outputs = self._model(x, training=True)
-            loss = batch.training_loss(self._model, x, y, outputs, stand_in=self._stand_in)
+            outputs = self._model(given.x, training=True)
+            loss = batch.training_loss(self._model, given, outputs, stand_in=self._stand_in)
             scaled = loss if self._optimizer is None else self._optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in self.weights])
         if self._optimizer is not None:
@@ -89,21 +91,21 @@ class TrainingStep:
             self._optimizer.apply_gradients(pairs)
         return loss, gradients if self._returned else []
 
-    def trace(self, x: Any, y: Any) -> None:
+    def trace(self, given: Batch) -> None:
         """Trace (graph mode) or trace and compile (XLA) the step; compiling runs it once."""
         if self._mode == "graph":
             with gradients_end_with_graphs():
                 self._function.get_concrete_function()  # type: ignore[attr-defined]
         elif self._mode == "xla":
-            self.run(x, y)
+            self.run(given)
 
-    def run(self, x: Any, y: Any) -> tuple[Any, list[Any]]:
+    def run(self, given: Batch) -> tuple[Any, list[Any]]:
         """Run one step to its end; return the loss and the gradients, in the order of ``weights``."""
         with gradients_end_with_graphs():
-            loss, gradients = self._function(x, y)
+            loss, gradients = self._function(*given.leaves)
         loss.numpy()
         return loss, gradients
 
 
 def _free(tensor: Any) -> tf.TensorSpec:
-    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+    return tf.TensorSpec((None, *tensor.shape[1:]) if tensor.shape.rank else (), tensor.dtype)

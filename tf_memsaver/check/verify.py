@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import RunOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
+from tf_memsaver.program.batch import Told, told_of
+from tf_memsaver.program.data import Batch
 from tf_memsaver.program.signature import signature_of
 from tf_memsaver.rewrite.optimized_model import another
 
@@ -109,7 +112,7 @@ class Verification:
 
 @takes(RunOptions)
 def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verification:
-    """Train both models from the same state on the same made-up batches and compare everything.
+    """Train both models from the same state on the same batches, of their data or made up, and compare everything.
 
     Compared are, for every step, the loss, every gradient (``None`` must stay ``None``) and, after the update, every
     variable: weights, BatchNorm statistics, dropout seeds. A compiled model is trained with its optimizer, another one
@@ -126,7 +129,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     Raises:
       InvalidRequestError: the models do not share their variables, or an argument has no meaning.
     """
-    size, steps, mode = options["batch_size"], options["steps"], options["mode"]
+    told, steps, mode = told_of(model, options), options["steps"], options["mode"]
     signature_of(model)
     signature_of(optimized)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
@@ -138,24 +141,24 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
         if own is not None and not own.built:
             # Before its state is taken down, so that what is traced keeps its slots when that is restored.
             own.build(model.trainable_variables)
-        checks, deterministic = _compared(model, optimized, size, steps, mode)
+        checks, deterministic = _compared(model, optimized, told, steps, mode)
+    size = told.batch_size
     return Verification(mode=mode, batch_size=size, steps=steps, deterministic_ops=deterministic, checks=checks)
 
 
-def _compared(model: Any, optimized: Any, batch_size: int, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:
+def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:
     """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
     with KeptState(model, optimized) as state:
-        stand_in = batch.needs_stand_in(model, batch_size, run=True)
-        trial = _Trial(state, batch_size, steps, mode, stand_in)
+        trial = _Trial(model, told, steps, mode, state)
         plain_step = trial.step_of(model)
         plain, fits = trial.train(model, plain_step), False
-        if own_optimizer(model) is not None and mode != "eager" and not stand_in:
+        if own_optimizer(model) is not None and mode != "eager" and not trial.stand_in:
             try:
                 plain |= trial.fit(model)
                 fits = True
             except Exception as error:  # Whatever a train_step that somebody wrote may raise.
                 logging.warning(
-                    "model '%s' cannot be trained by fit on made-up data (%s): its step is compared in a loop alone",
+                    "model '%s' cannot be trained by fit on this data (%s): its step is compared in a loop alone",
                     model.name,
                     batch.first_line(error),
                 )
@@ -178,22 +181,23 @@ Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
 class _Trial:
     """Trains models from the same state on the same batches, and keeps every number under (kind, name, step)."""
 
-    def __init__(self, state: KeptState, batch_size: int, steps: int, mode: str, stand_in: bool) -> None:
-        self._state, self._batch_size, self._steps = state, batch_size, steps
-        self._mode, self._stand_in = mode, stand_in
+    def __init__(self, model: Any, told: Told, steps: int, mode: str, state: KeptState) -> None:
+        self.mode, self.steps, self._size, self._state = mode, steps, told.batch_size, state
+        self._batches = told.batches(model, steps)
+        self.stand_in = batch.needs_stand_in(model, told.batch_size, self._batches[0])
 
     def step_of(self, model: Any) -> TrainingStep:
         """Return the model's training step in a loop; it may be run again and again."""
-        example, own = batch.synthetic_batch(model, self._batch_size), own_optimizer(model)
+        own = own_optimizer(model)
         optimizer = keras.optimizers.SGD(0.01) if own is None else own
-        return TrainingStep(model, self._mode, example, optimizer=optimizer, stand_in=self._stand_in)
+        return TrainingStep(model, self.mode, self._batches[0], optimizer=optimizer, stand_in=self.stand_in)
 
     def train(self, model: Any, step: TrainingStep) -> Record:
         """Return the loss, the gradients and all variables of every step."""
         self._state.restore()
         record: Record = {}
-        for number in range(self._steps):
-            loss, gradients = step.run(*batch.synthetic_batch(model, self._batch_size, seed=number))
+        for number, given in enumerate(self._batches):
+            loss, gradients = step.run(given)
             record["loss", "loss", number] = loss.numpy()
             for variable, gradient in zip(step.weights, gradients, strict=True):
                 record["gradient", variable.path, number] = _array(gradient)
@@ -206,11 +210,7 @@ class _Trial:
         """Return what ``fit`` logs after every step and leaves in the variables."""
         self._state.restore()
         subject = another(model)
-        subject.run_eagerly, subject.jit_compile = False, self._mode == "xla"
-        batches = [batch.synthetic_batch(model, self._batch_size, seed=number) for number in range(self._steps)]
-        # A last batch that is not full leaves the batch dimension free, as most data does.
-        count = max(1, self._steps * self._batch_size - 1)
-        x, y = keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0)[:count], *batches)
+        subject.run_eagerly, subject.jit_compile = False, self.mode == "xla"
         record: Record = {}
 
         def note(step: int, logs: dict[str, Any]) -> None:
@@ -220,13 +220,38 @@ class _Trial:
         with warnings.catch_warnings():
             # Keras warns of what is so in the user's own fit, too.
             warnings.simplefilter("ignore")
-            subject.fit(x, y, batch_size=self._batch_size, shuffle=False, verbose=0, callbacks=[noting])
+            subject.fit(_AsData(self._batches, self._size), shuffle=False, verbose=0, callbacks=[noting])
         for variable in subject.variables:
             kind = "weight after fit" if variable.trainable else "state after fit"
-            record[kind, variable.path, self._steps - 1] = variable.numpy()
+            record[kind, variable.path, self.steps - 1] = variable.numpy()
         for place, variable in enumerate(subject.optimizer.variables):
-            record["slot after fit", f"{place} {variable.path}", self._steps - 1] = variable.numpy()
+            record["slot after fit", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
         return record
+
+
+class _AsData(keras.utils.PyDataset):
+    """Batches as data for ``fit``. The last one is not full, so that the batch dimension is free, as with most data."""
+
+    def __init__(self, batches: Sequence[Batch], size: int) -> None:
+        super().__init__()
+        self._batches = [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, place: int) -> Any:
+        return _without_lists(keras.utils.pack_x_y_sample_weight(*self._batches[place]))
+
+
+def _without_lists(structure: Any) -> Any:
+    """Return a structure with tuples for lists, which would be taken for tensors."""
+    if isinstance(structure, dict):
+        return {name: _without_lists(part) for name, part in structure.items()}
+    return tuple(map(_without_lists, structure)) if isinstance(structure, (list, tuple)) else structure
+
+
+def _not_full(tensor: tf.Tensor, size: int) -> tf.Tensor:
+    return tensor[:-1] if tensor.shape.rank and 1 < tensor.shape[0] == size else tensor
 
 
 def _array(gradient: Any) -> np.ndarray[Any, Any] | None:

@@ -18,7 +18,7 @@ from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.plan import Plan
 
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
-_OF_KERAS = ("input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
+_OF_KERAS = ("data", "input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
 """Flags that mean nothing for a SavedModel."""
 
 
@@ -63,6 +63,8 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
                 raise InvalidRequestError(f"--{name} is for Keras models; '{source}' is a SavedModel. Leave it out.")
     else:
         _check_model(kind, source, flags)
+        if flags.data is not None:
+            _check_module(flags.data, "load data from")
         _check_plan(kind, command, flags)
     if "strategy" in flags and kind is not SourceKind.FUNCTION:
         # A module of the user's own may register a planner when it is imported.
@@ -104,7 +106,7 @@ def _check_model(kind: SourceKind, source: str, flags: Any) -> None:
                 "input_shape is only for names of keras.applications; other models have their own."
             )
         if kind is SourceKind.FUNCTION:
-            _check_module(source)
+            _check_module(source, "make a model from")
         return
     known = keras_names.applications()
     if known:
@@ -121,7 +123,7 @@ def _check_model(kind: SourceKind, source: str, flags: Any) -> None:
             )
 
 
-def _check_module(source: str) -> None:
+def _check_module(source: str, what: str) -> None:
     """Check that ``package.module:function`` has both parts, and that there is such a package; nothing is imported."""
     module, _, function = source.partition(":")
     package = module.partition(".")[0]
@@ -130,7 +132,7 @@ def _check_module(source: str) -> None:
     here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
     if here is None and package not in sys.modules and importlib.util.find_spec(package) is None:
         raise InvalidRequestError(
-            f"cannot make a model from '{source}': No module named '{package}'. Install it, or run this where it lies."
+            f"cannot {what} '{source}': No module named '{package}'. Install it, or run this where it lies."
         )
 
 
@@ -144,8 +146,8 @@ def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
         return
     # An optimized model in a file brings its plan, and that its batch size.
     brings_a_plan = kind is SourceKind.FILE and not given and command in ("optimize", "verify", "measure")
-    if flags.batch_size is None and not brings_a_plan:
-        raise InvalidRequestError("give --batch_size: bytes depend on it, so it has no default.")
+    if flags.batch_size is None and flags.data is None and not brings_a_plan:
+        raise InvalidRequestError("give --batch_size, or --data, which tells it: bytes depend on it.")
 
 
 def _check_strategy(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The model that a command line names: a file, a function, or a short name of keras.applications."""
+"""The model that a command line names (a file, a function, or a short name of keras.applications), and its data."""
 
 from __future__ import annotations
 
@@ -74,20 +74,31 @@ def _from_file(path: str) -> keras.Model:
         raise
 
 
+def load_data(source: str) -> Any:
+    """Return the data that ``package.module:function`` returns.
+
+    Raises:
+      InvalidRequestError: there is no such function, or it fails.
+    """
+    return _run(f"load data from '{source}'", lambda: _called_by_name(source, lambda found: not callable(found)))
+
+
 def _from_function(source: str) -> keras.Model:
+    is_model = lambda found: isinstance(found, keras.Model)  # noqa: E731
+    return _called(f"make a model from '{source}'", lambda: _called_by_name(source, is_model))
+
+
+def _called_by_name(source: str, is_made: Callable[[Any], bool]) -> Any:
+    """Return what ``package.module:function`` returns, or what has that name, if that is it already."""
     module_name, _, attribute = source.partition(":")
-
-    def build() -> Any:
-        with _working_folder_first():
-            found: Any = importlib.import_module(module_name)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-            if isinstance(found, keras.Model):
-                return found
-            _check_needs_nothing(found)
-            return found()
-
-    return _called(f"make a model from '{source}'", build)
+    with _working_folder_first():
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        if is_made(found):
+            return found
+        _check_needs_nothing(found)
+        return found()
 
 
 def _check_needs_nothing(found: Any) -> None:
@@ -132,10 +143,10 @@ def _from_applications(source: str, input_shape: Sequence[int] | None) -> keras.
     return _called(f"build keras.applications.{name}", lambda: build(weights=None, input_shape=shape))
 
 
-def _called(what: str, build: Callable[[], Any]) -> keras.Model:
+def _run(what: str, code: Callable[[], Any]) -> Any:
     """Run somebody else's code; whatever it raises is bad input, not a fault of ours."""
     try:
-        model = build()
+        return code()
     except SystemExit as error:
         raise InvalidRequestError(
             f"cannot {what}: it ended the program (sys.exit({'' if error.code is None else repr(error.code)}))."
@@ -143,6 +154,10 @@ def _called(what: str, build: Callable[[], Any]) -> keras.Model:
     except Exception as error:
         logging.debug("cannot %s", what, exc_info=True)
         raise InvalidRequestError(f"cannot {what}: {type(error).__name__}: {error}") from error
+
+
+def _called(what: str, build: Callable[[], Any]) -> keras.Model:
+    model = _run(what, build)
     if model is None:
         raise InvalidRequestError(f"cannot {what}: it returned None. It must return a keras.Model.")
     if not isinstance(model, keras.Model):

@@ -12,8 +12,7 @@ from rich.console import RenderableType
 from tf_memsaver import api
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.flags import LIMITS
-from tf_memsaver.command.model_source import load_model
-from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.command.model_source import load_data, load_model
 from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, Kind
 from tf_memsaver.files.writing import written
 from tf_memsaver.plan.plan import Plan
@@ -34,9 +33,8 @@ class Result:
 def estimate(source: str, flags: Any, progress: Progress) -> Result:
     """Count one training step, layer by layer or operation by operation."""
     model = _load(source, flags, progress)
-    batch_size = _batch_size(flags, None)
     with progress.stage("tracing one training step"):
-        found = api.estimate(model, batch_size=batch_size, granularity=flags.granularity)
+        found = api.estimate(model, **_batches(flags, progress), granularity=flags.granularity)
     shown = (tables.layers_table(found), tables.totals_table(found))
     return Result(satisfied=True, document=found.to_json(), shown=shown)
 
@@ -56,10 +54,9 @@ def plan(source: str, flags: Any, progress: Progress) -> Result:
 def curve(source: str, flags: Any, progress: Progress) -> Result:
     """Plan for budgets between the plain step and the least peak."""
     model = _plain(_load(source, flags, progress))
-    batch_size = _batch_size(flags, None)
     hints = {name: getattr(flags, name) for name in LIMITS if name in flags}
     with progress.stage("tracing one training step, and planning"):
-        found = api.memory_time_curve(model, batch_size=batch_size, points=flags.points, **hints)
+        found = api.memory_time_curve(model, **_batches(flags, progress), points=flags.points, **hints)
     return Result(
         satisfied=True,
         document={"plans": [each.to_json() for each in found]},
@@ -98,7 +95,7 @@ def verify(source: str, flags: Any, progress: Progress) -> Result:
         found = api.verify(
             _plain(model),
             optimized,
-            batch_size=_batch_size(flags, made),
+            **_batches(flags, progress, made),
             steps=flags.steps,
             mode=flags.mode,
         )
@@ -118,7 +115,7 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
         ("optimized", optimized, made.peak_bytes),
     ):
         with progress.stage(f"measuring the {name} model, {flags.mode} mode"):
-            found = api.measure(subject, batch_size=_batch_size(flags, made), mode=flags.mode, steps=flags.steps)
+            found = api.measure(subject, **_batches(flags, progress, made), mode=flags.mode, steps=flags.steps)
         rows.append((name, predicted, found))
     peak = rows[-1][2].peak_bytes
     kept = None if budget is None else peak <= budget
@@ -172,18 +169,19 @@ def _plain(model: keras.Model) -> keras.Model:
     return model if getattr(model, "memsaver_plan", None) is None else api.strip(model)
 
 
-def _batch_size(flags: Any, made: Plan | None) -> int:
+def _batches(flags: Any, progress: Progress, made: Plan | None = None) -> dict[str, Any]:
+    """Return what tells a verb of the batches: --data, --batch_size or the plan's."""
     size = flags.batch_size if flags.batch_size is not None or made is None else made.batch_size
-    if size is None:
-        raise InvalidRequestError("give --batch_size: bytes depend on it, so it has no default.")
-    return int(size)
+    if flags.data is None:
+        return {"batch_size": size}
+    progress.note(f"calling {flags.data} for data")
+    return {"data": load_data(flags.data), "batch_size": size}
 
 
 def _search(model: keras.Model, flags: Any, progress: Progress) -> Plan:
     limits = {name: getattr(flags, name) for name in LIMITS}
-    batch_size = _batch_size(flags, None)
     with progress.stage("tracing one training step and planning"):
-        made = api.search_plan(model, batch_size=batch_size, **limits)
+        made = api.search_plan(model, **_batches(flags, progress), **limits)
     if made.advice:
         progress.note(made.advice)
     return made

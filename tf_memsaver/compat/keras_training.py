@@ -5,6 +5,7 @@ Read from Keras 3.12 to 3.15: ``trainers/trainer.py``, ``layers/layer.py``, ``ac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +14,17 @@ import keras
 def takes_training(model: Any) -> bool:
     """Whether ``fit`` calls a model with ``training=True`` (``_call_has_training_arg``)."""
     return bool(model._call_has_training_arg)
+
+
+def preprocessing_of(model: Any) -> Callable[[Any, Any, Any], Any] | None:
+    """Return what ``fit`` of a KerasHub task makes of each batch (``PipelineModel.preprocess_samples``), or None."""
+    prepare = getattr(model, "preprocess_samples", None)
+    return prepare if callable(prepare) and getattr(model, "preprocessor", None) is not None else None
+
+
+def replicas_of(model: Any) -> int:
+    """Return how many replicas share a batch in ``fit``."""
+    return int(model.distribute_strategy.num_replicas_in_sync)
 
 
 def own_optimizer(model: Any) -> Any | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypedDict, get_args
 
 from tf_memsaver.options.checks import choice, choices, name_, path, sizes
 from tf_memsaver.options.option import Option, read_ints, read_list
-from tf_memsaver.options.table import Sized
+from tf_memsaver.options.table import Batches
 
 Format = Literal["text", "json"]
 """What the command prints."""
@@ -16,7 +16,7 @@ SaveFormat = Literal["keras", "saved_model"]
 """What it writes of a model."""
 
 
-class ModelFlags(Sized, total=False):
+class ModelFlags(Batches, total=False):
     """How the command makes a model, and what it prints."""
 
     input_shape: Annotated[

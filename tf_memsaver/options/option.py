@@ -15,7 +15,7 @@ class Option:
 
     ``help`` is one phrase for both the command's help and Python's; ``more`` are sentences for Python's alone. On the
     command line ``value`` stands for the value of a flag ("" for a switch; None where there is no such flag), ``read``
-    makes a value of what was written, and ``flag`` is the flag's name where that is another one.
+    makes a value of what was written, ``flag`` is the flag's name and ``flag_text`` its help, where these are others.
     """
 
     check: Check
@@ -25,12 +25,14 @@ class Option:
     value: str | None = None
     read: Callable[[str], Any] = str
     flag: str = ""
+    flag_text: str = ""
 
     @property
     def flag_help(self) -> str:
         """The help text of the flag, with its default where that is a plain value."""
         plain = isinstance(self.default, (str, int)) and not isinstance(self.default, bool)
-        return f"{self.help} (default: {self.default})" if plain else self.help
+        text = self.flag_text or self.help
+        return f"{text} (default: {self.default})" if plain else text
 
     @property
     def description(self) -> str:

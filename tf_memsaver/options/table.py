@@ -40,14 +40,25 @@ DEFAULT_MAX_OVERHEAD = 0.3
 # What the verbs take --------------------------------------------------------------------------------------------------
 
 
-class Sized(TypedDict):
-    """What every verb must be told."""
+class Batches(TypedDict, total=False):
+    """What every verb must be told, in one way or the other."""
 
-    batch_size: Annotated[
-        int,
+    data: Annotated[
+        Any,
         Option(
-            check=whole(1, MOST_BATCH),
-            help="samples in a training batch (per replica); needed, because bytes depend on it",
+            check=any_value,
+            help="what fit is given: a tf.data.Dataset, a keras.utils.PyDataset, or a batch such as (x, y)",
+            more="Specs of a batch will do, too. It tells the batch size and the shapes of inputs and targets. Of a "
+            "dataset at most the first element is read. It is remembered for this model.",
+            value="MODULE:FUNCTION",
+            flag_text="what fit is given: package.module:function, which returns a dataset or a batch",
+        ),
+    ]
+    batch_size: Annotated[
+        int | None,
+        Option(
+            check=none_or(whole(1, MOST_BATCH)),
+            help="samples in a training batch (per replica), where data does not tell it or another is meant",
             value="N",
             read=read_int,
         ),
@@ -153,8 +164,8 @@ class Inputs(TypedDict, total=False):
         Any,
         Option(
             check=any_value,
-            help="what a model with a ``call`` of its own is called with: specs such as ``tf.TensorSpec((None, 224, "
-            "224, 3))``, or a batch, in the structure of the call's first argument",
+            help="what a model with a ``call`` of its own is called with, where no data is given: specs such as "
+            "``tf.TensorSpec((None, 224, 224, 3))``, or a batch, in the structure of the call's first argument",
             more="It is remembered for this model. A Functional model knows it, but for dimensions that its "
             "``keras.Input`` left open, such as the length of a text.",
         ),
@@ -174,7 +185,7 @@ class RequestOptions(Limits, Hints, Units, Timing):
     """What makes up a ``Request``."""
 
 
-class PlanOptions(Sized, RequestOptions, Inputs):
+class PlanOptions(Batches, RequestOptions, Inputs):
     """What ``optimize`` and ``search_plan`` take."""
 
 
@@ -182,15 +193,15 @@ class FunctionOptions(Limits, Hints, Timing):
     """What ``optimize_function`` takes."""
 
 
-class CaptureOptions(Sized, Units, Timing):
+class CaptureOptions(Batches, Units, Timing, Inputs):
     """What ``capture_graph`` takes."""
 
 
-class EstimateOptions(Sized, Units, Inputs):
+class EstimateOptions(Batches, Units, Inputs):
     """What ``estimate`` takes."""
 
 
-class CurveOptions(Sized, Hints, Units, Timing, Inputs, total=False):
+class CurveOptions(Batches, Hints, Units, Timing, Inputs, total=False):
     """What ``memory_time_curve`` takes."""
 
     points: Annotated[
@@ -219,7 +230,7 @@ class SavedModelOptions(FunctionOptions, Overwrite, total=False):
     ]
 
 
-class RunOptions(Sized, total=False):
+class RunOptions(Batches, total=False):
     """What ``verify`` takes."""
 
     mode: Annotated[

@@ -47,12 +47,11 @@ def takes(group: Any) -> Callable[[Verb], Verb]:
 def _signature(verb: Callable[..., Any], group: Any) -> inspect.Signature:
     """Return the verb's signature with the options in the place of ``**options``."""
     own = inspect.signature(verb)
-    required = group.__required_keys__
     options = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if name in required else option.default,
+            default=option.default,
             annotation=types_of(group)[name],
         )
         for name, option in options_of(group).items()

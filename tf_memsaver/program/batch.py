@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,8 +14,58 @@ from absl import logging
 from tf_memsaver.compat import keras_training
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
+from tf_memsaver.program.data import Batch, Data, data_of
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.signature import signature_of
+from tf_memsaver.program.signature import check_model, note_batch, note_inputs, signature_of, trained_on
+
+
+class Told(NamedTuple):
+    """What a caller tells of the batches that a model is trained on; ``data`` is None where only their size is told."""
+
+    batch_size: int
+    data: Data | None
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there are real batches."""
+        return self.data is not None and self.data.batches is not None
+
+    def batches(self, model: Any, count: int) -> list[Batch]:
+        """Return batches of this size for a model: real ones where there are any, or else made-up ones."""
+        if self.data is None or not self.has_batches:
+            return [synthetic_batch(model, self.batch_size, seed=number) for number in range(count)]
+        return [batch.mapped(self._cut) for batch in self.data.first(count)]
+
+    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
+        assert self.data is not None
+        has_batch = tensor.shape.rank and tensor.shape[0] == self.data.batch_size
+        return tensor[: self.batch_size] if has_batch else tensor
+
+
+def told_of(model: Any, options: Mapping[str, Any]) -> Told:
+    """Note what the options ``data`` and ``inputs`` tell of a model's batches, and return it with their size.
+
+    Raises:
+      InvalidRequestError: the batch size is not told, or the data is not what the model takes.
+      UnsupportedModelError: no Keras model, or its call cannot be traced with this.
+    """
+    check_model(model)
+    given, size = options["data"], options["batch_size"]
+    if options.get("inputs") is not None:
+        note_inputs(model, options["inputs"])
+    if given is None:
+        if size is None:
+            raise InvalidRequestError(
+                "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
+            )
+        return Told(size, None)
+    data = data_of(given, keras_training.preprocessing_of(model))
+    if size is None:
+        if data.batch_size is None:
+            raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")
+        size = max(1, data.batch_size // keras_training.replicas_of(model))
+    note_batch(model, data.specs)
+    return Told(size, data)
 
 
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
@@ -42,22 +93,47 @@ def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
     return specs
 
 
-def target_specs(model: Any, batch_size: int) -> list[tuple[tf.TensorSpec, int]]:
-    """Return, for each flat output, the spec of its target and its number of classes (0 for a dense target).
+def batch_specs(model: Any, batch_size: int) -> Batch:
+    """Return the specs of one training batch: as the model's data has them, if it was told of, or else made up.
 
-    A sparse categorical loss takes integer classes without the last axis; every other loss a target like the output.
+    Made-up targets are like the outputs, but for a sparse categorical loss: that takes integers without the last axis.
+
+    Raises:
+      UnknownDimensionError: a dimension other than the batch is unknown.
+      InvalidRequestError: an input has a fixed batch size other than ``batch_size``.
     """
+    known = trained_on(model)
+    flat = input_specs(model, batch_size)
+    if known is not None:
+        return known.mapped(functools.partial(_sized, batch_size))
+    targets = [
+        tf.TensorSpec(_with_batch(tensor.shape, batch_size)[:-1], "int32")
+        if classes
+        else tf.TensorSpec(_with_batch(tensor.shape, batch_size), tensor.dtype)
+        for tensor, classes in _outputs_with_classes(model)
+    ]
+    return Batch(pack_inputs(model, flat), keras.tree.pack_sequence_as(signature_of(model).outputs, targets))
+
+
+def _sized(batch_size: int, spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Return a spec of known dimensions.
+
+    Raises:
+      UnknownDimensionError: another dimension than the batch is unknown.
+    """
+    shape = _with_batch(spec.shape, batch_size) if spec.shape.rank and spec.shape[0] is None else tuple(spec.shape)
+    if None in shape:
+        raise UnknownDimensionError(spec.name or "of the data", tuple(spec.shape))
+    return tf.TensorSpec(shape, spec.dtype, name=spec.name)
+
+
+def _outputs_with_classes(model: Any) -> list[tuple[Any, int]]:
+    """Return the flat outputs, each with the number of its classes if its loss takes the number of one, or 0."""
     signature = signature_of(model)
     outputs = keras.tree.flatten(signature.outputs)
     losses = _flat_losses(model, signature.names, len(outputs))
-    specs = []
-    for tensor, loss in zip(outputs, losses, strict=True):
-        shape = _with_batch(tensor.shape, batch_size)
-        sparse = _is_sparse(loss)
-        spec_shape = shape[:-1] if sparse else shape
-        dtype = "int32" if sparse else tensor.dtype
-        specs.append((tf.TensorSpec(spec_shape, dtype), int(shape[-1] or 0) if sparse else 0))
-    return specs
+    pairs = zip(outputs, losses, strict=True)
+    return [(tensor, int(tensor.shape[-1] or 0) if _is_sparse(loss) else 0) for tensor, loss in pairs]
 
 
 def _flat_losses(model: Any, names: Sequence[str], count: int) -> list[Any]:
@@ -85,20 +161,22 @@ def pack_inputs(model: Any, flat: list[Any]) -> Any:
     return keras.tree.pack_sequence_as(signature_of(model).inputs, flat)
 
 
-def pack_targets(model: Any, flat: list[Any]) -> Any:
-    """Return flat targets in the structure of the model's outputs."""
-    return keras.tree.pack_sequence_as(signature_of(model).outputs, flat)
-
-
-def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> tuple[Any, Any]:
-    """Return ``(x, y)``, a batch of random tensors that fits the model's inputs and compiled losses.
+def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> Batch:
+    """Return a batch of random tensors that fits the model's inputs and compiled losses.
 
     Floats are standard normal, integers and booleans 0 or 1 (valid for every vocabulary), class targets uniform.
     """
     generator = np.random.default_rng(seed)
-    inputs = [tf.constant(_random(generator, spec, 0)) for spec in input_specs(model, batch_size)]
-    targets = [tf.constant(_random(generator, spec, classes)) for spec, classes in target_specs(model, batch_size)]
-    return pack_inputs(model, inputs), pack_targets(model, targets)
+    specs = batch_specs(model, batch_size)
+    pairs = zip(specs.leaves, _classes(model, specs), strict=True)
+    return specs.filled([tf.constant(_random(generator, *pair)) for pair in pairs])
+
+
+def _classes(model: Any, specs: Batch) -> list[int]:
+    """Return for each part of a batch the number of classes that it may name, or 0."""
+    known = [classes for _, classes in _outputs_with_classes(model)]
+    inputs, targets, weights = (len(Batch(part).leaves) for part in specs)
+    return [0] * inputs + (known if targets == len(known) else [0] * targets) + [0] * weights
 
 
 def _random(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -> Any:
@@ -117,14 +195,15 @@ def mean_squares(tensors: Iterable[Any]) -> list[tf.Tensor]:
     return [tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
 
 
-def training_loss(model: Any, x: Any, y: Any, outputs: Any, *, stand_in: bool = False) -> tf.Tensor:
+def training_loss(model: Any, given: Batch, outputs: Any, *, stand_in: bool = False) -> tf.Tensor:
     """Return the scalar loss of a training step: the compiled loss, else the mean square of every output.
 
     With ``stand_in`` the mean square takes the place of a compiled loss, too. Losses added by layers and regularizers
     count in all cases, in the order in which Keras sums them.
     """
     if _has_loss(model) and not stand_in:
-        return model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
+        x, y, weight = given
+        return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=True)
     terms = mean_squares(keras.tree.flatten(outputs))
     terms += [tf.cast(loss, tf.float32) for loss in model.losses]
     if not terms:
@@ -132,40 +211,39 @@ def training_loss(model: Any, x: Any, y: Any, outputs: Any, *, stand_in: bool = 
     return tf.add_n(terms)
 
 
-def needs_stand_in(model: Any, batch_size: int, *, run: bool = False) -> bool:
-    """Whether the compiled loss cannot be computed on made-up targets; the log says why.
+def needs_stand_in(model: Any, batch_size: int, given: Batch | None = None) -> bool:
+    """Whether the compiled loss cannot be computed on the model's targets, or made-up ones; the log says why.
 
-    The loss is traced by itself, for outputs of the model's shapes and, with ``run``, computed on made-up ones. The
-    model is left as it was.
+    The loss is traced by itself, for outputs of the model's shapes and, for a given batch, computed on made-up ones.
+    The model is left as it was.
     """
     if not _has_loss(model):
         return False
-    targets = target_specs(model, batch_size)
-    parts = [input_specs(model, batch_size), [spec for spec, _ in targets], _output_specs(model, batch_size)]
-    packs = (pack_inputs, pack_targets, pack_targets)
+    specs, outputs = batch_specs(model, batch_size), _output_specs(model, batch_size)
 
-    def computed(*given: Any) -> Any:
-        x, y, outputs = (pack(model, list(part)) for pack, part in zip(packs, given, strict=True))
-        return training_loss(model, x, y, outputs)
+    def computed(*flat: Any) -> Any:
+        made = keras.tree.pack_sequence_as(signature_of(model).outputs, list(flat[: len(outputs)]))
+        return training_loss(model, specs.filled(flat[len(outputs) :]), made)
 
     keras_training.clear_losses(model)
     try:
         with tf.init_scope(), KeptObjects(*keras_training.compiled_parts(model)), gradients_end_with_graphs():
-            signature = [[_free(spec) if run else spec for spec in part] for part in parts]
-            concrete = tf.function(computed, autograph=False, input_signature=signature).get_concrete_function()
-            if run:
+            flat = [*outputs, *specs.leaves]
+            signature = flat if given is None else [_free(spec) for spec in flat]
+            concrete = tf.function(computed, autograph=False).get_concrete_function(*signature)
+            if given is not None:
                 generator = np.random.default_rng(0)
-                classes = [[0] * len(parts[0]), [count for _, count in targets], [0] * len(parts[2])]
-                pairs = (zip(*each, strict=True) for each in zip(parts, classes, strict=True))
-                concrete(*(tf.constant(_random(generator, *pair)) for part in pairs for pair in part))
+                concrete(*(tf.constant(_random(generator, spec, 0)) for spec in outputs), *given.leaves)
             release(concrete.graph)
     except Exception as error:  # Whatever a loss that somebody wrote may raise.
         logging.warning(
-            "model '%s': its loss %s cannot be computed on made-up targets (%s). The mean square of the outputs stands "
-            "in for it, and the bytes that the loss itself takes are not counted.",
+            "model '%s': its loss %s cannot be computed on %s (%s). The mean square of the outputs stands in for it, "
+            "and the bytes that the loss itself takes are not counted.%s",
             model.name,
             ", ".join(_loss_names(model)),
+            "the targets of data" if trained_on(model) else "made-up targets",
             first_line(error),
+            "" if trained_on(model) else " Give data=, what fit is given.",
         )
         return True
     finally:
@@ -197,7 +275,7 @@ def _name_of(loss: Any) -> str:
 
 
 def _free(spec: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
+    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape.rank else spec
 
 
 def _output_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:

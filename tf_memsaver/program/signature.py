@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_models, keras_training
 from tf_memsaver.compat.backend import check_backend
+from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
+from tf_memsaver.program.data import Batch
 from tf_memsaver.units import shown
 
 
@@ -27,6 +29,7 @@ class Signature(NamedTuple):
 
 
 _NOTED: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
+_TRAINED_ON: weakref.WeakKeyDictionary[Any, Batch] = weakref.WeakKeyDictionary()
 
 
 def check_model(model: Any) -> None:
@@ -128,6 +131,52 @@ def note_inputs(model: Any, inputs: Any) -> None:
     _NOTED[model] = Signature(specs, outputs, _output_names(outputs, names))
 
 
+def note_batch(model: Any, specs: Batch) -> None:
+    """Take down what a model is trained on: the specs of a batch, as ``fit`` is given it (see ``data.Data``).
+
+    Raises:
+      InvalidRequestError: the model does not take such inputs.
+      UnsupportedModelError: no Keras model, or its call cannot be traced with this.
+    """
+    check_model(model)
+    functional = _graph_of(model)
+    if functional is None:
+        note_inputs(model, specs.x)
+    else:
+        taken = _taken_by(model, functional, specs.x)
+        if not _are_known(keras.tree.flatten(functional.input)):
+            note_inputs(model, taken)
+    _TRAINED_ON[model] = specs
+
+
+def trained_on(model: Any) -> Batch | None:
+    """Return the specs of the batches that a model is trained on, if they were noted."""
+    return _TRAINED_ON.get(model)
+
+
+def _taken_by(model: Any, functional: Any, given: Any) -> Any:
+    """Return the specs of a Functional model's own inputs for those of a batch, which it may name, cast and reshape."""
+    graph = FuncGraph("inputs")
+    try:
+        with graph.as_default():
+            tensors = keras.tree.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), given)
+            flat = keras_models.standardize_inputs(functional, tensors)
+            own = _single(functional.input)
+            for mine, tensor in zip(keras.tree.flatten(own), flat, strict=True):
+                tf.TensorShape(mine.shape).assert_is_compatible_with(tensor.shape)
+            return keras.tree.pack_sequence_as(own, [tf.TensorSpec(t.shape, t.dtype) for t in flat])
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"data: model '{model.name}' takes {_shapes(_single(functional.input))}, and a batch has {_shapes(given)}."
+        ) from error
+    finally:
+        release(graph)
+
+
+def _shapes(structure: Any) -> Any:
+    return keras.tree.map_structure(lambda each: tuple(each.shape), structure)
+
+
 def _output_names(outputs: Any, names: Sequence[str]) -> list[str]:
     return sorted(outputs) if isinstance(outputs, dict) else list(names)
 
@@ -145,8 +194,7 @@ def _completed(model: Any, known: Any, given: Any) -> Any:
         ]
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
-            f"inputs: model '{model.name}' takes {keras.tree.map_structure(lambda t: tuple(t.shape), known)}, "
-            f"got {keras.tree.map_structure(lambda spec: tuple(spec.shape), given)}"
+            f"inputs: model '{model.name}' takes {_shapes(known)}, got {_shapes(given)}"
         ) from error
     return keras.tree.pack_sequence_as(known, specs)
 
@@ -179,25 +227,52 @@ def share_signature(source: Any, target: Any) -> None:
     """Let a model over the same layers have the same signature."""
     if source in _NOTED:
         _NOTED[target] = _NOTED[source]
+    if source in _TRAINED_ON:
+        _TRAINED_ON[target] = _TRAINED_ON[source]
 
 
 def inputs_to_json(model: Any) -> Any | None:
     """Return the specs that ``note_inputs`` took as plain JSON data, or None if there were none."""
-    if model not in _NOTED:
-        return None
-    texts = keras.tree.map_structure(
-        lambda spec: json.dumps([spec.dtype.name, spec.shape.as_list()]), _NOTED[model].inputs
-    )
-    return keras.saving.serialize_keras_object(texts)
+    return _to_json(_NOTED[model].inputs) if model in _NOTED else None
 
 
 def note_inputs_of_json(model: Any, data: Any) -> None:
     """Note what ``inputs_to_json`` returned for a model, unless it has been noted."""
     if data is not None and model not in _NOTED:
-        note_inputs(model, keras.tree.map_structure(_spec_of_text, keras.saving.deserialize_keras_object(data)))
+        note_inputs(model, _of_json(data))
 
 
-def _spec_of_text(text: str) -> tf.TensorSpec:
+def note_batch_of_json(model: Any, data: Any) -> None:
+    """Note what ``batch_to_json`` returned of what a model is trained on, unless it has been noted."""
+    if data is not None and model not in _TRAINED_ON:
+        note_batch(model, batch_of_json(data))
+
+
+def batch_to_json(specs: Batch) -> Any:
+    """Return the specs of a batch as plain JSON data."""
+    return list(map(_to_json, specs))
+
+
+def batch_of_json(data: Any) -> Batch:
+    """Return the specs that ``batch_to_json`` described."""
+    return Batch(*map(_of_json, data))
+
+
+def _to_json(specs: Any) -> Any:
+    return keras.saving.serialize_keras_object(keras.tree.map_structure(_text_of_spec, specs))
+
+
+def _of_json(data: Any) -> Any:
+    return keras.tree.map_structure(_spec_of_text, keras.saving.deserialize_keras_object(data))
+
+
+def _text_of_spec(spec: tf.TensorSpec | None) -> str | None:
+    return None if spec is None else json.dumps([spec.dtype.name, spec.shape.as_list()])
+
+
+def _spec_of_text(text: str | None) -> tf.TensorSpec | None:
+    if text is None:
+        return None
     dtype, shape = json.loads(text)
     return tf.TensorSpec(shape, dtype)
 

@@ -25,10 +25,13 @@ from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.program import TrainingCall
 from tf_memsaver.program.signature import (
+    batch_to_json,
     check_model,
     inputs_to_json,
+    note_batch_of_json,
     note_inputs_of_json,
     share_signature,
+    trained_on,
 )
 from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import IN_SEGMENTS
@@ -59,12 +62,14 @@ class OptimizedModel:
         logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
         plain = keras.saving.serialize_keras_object(strip(self))
         plain.pop("compile_config", None)
+        batch = trained_on(self)
         # The first entry is for people: Keras puts what it cannot load into its message, from the start.
         return {
             "to_load": _TO_LOAD,
             "model": plain,
             "plan": self.memsaver_plan.to_json(),
             "inputs": inputs_to_json(self),
+            "trained_on": None if batch is None else batch_to_json(batch),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,6 +85,7 @@ class OptimizedModel:
         """
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         note_inputs_of_json(plain, config.get("inputs"))
+        note_batch_of_json(plain, config.get("trained_on"))
         return make_optimized(plain, Plan.from_json(config["plan"]))
 
 

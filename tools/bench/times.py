@@ -85,7 +85,7 @@ def _rows(name: str) -> list[str]:
     for number in range(ROUNDS + 2):
         for key, step in steps.items():
             begin = time.perf_counter()
-            step.run(*batch)
+            step.run(batch)
             if number >= 2:
                 taken[key].append(time.perf_counter() - begin)
     rows = []

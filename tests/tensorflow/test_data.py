@@ -1,0 +1,246 @@
+"""What ``data=`` may be, and what is learnt from it without disturbing training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tf_memsaver.compat.datasets import flat_shapes
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.program.batch import batch_specs
+from tf_memsaver.program.data import Batch, data_of
+from tf_memsaver.program.signature import trained_on
+
+X = np.random.default_rng(0).standard_normal((10, 8))
+Y = np.arange(10) % 3
+
+
+class Batches(keras.utils.PyDataset):
+    """Two batches of four, with noise from NumPy's generator."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, place: int) -> Any:
+        rows = slice(4 * place, 4 * place + 4)
+        return X[rows] + np.random.rand(), Y[rows]
+
+
+class Loader:
+    """What can be iterated again and again, such as a loader of another library."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X[:4], Y[:4])])
+
+
+def dataset() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X.astype(np.float32), Y)).shuffle(10).batch(4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dataset(),
+        dataset().map(lambda x, y: (x * 2, y)).prefetch(2),
+        Batches(),
+        Loader(),
+        (X[:4], Y[:4]),
+        [tf.constant(X[:4], tf.float32), Y[:4]],
+        (tf.TensorSpec((4, 8)), tf.TensorSpec((4,), tf.int64)),
+        (keras.KerasTensor((4, 8)), keras.KerasTensor((4,), "int64")),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_a_batch_of_any_data(given: Any) -> None:
+    found = data_of(given)
+    assert found.batch_size == 4
+    assert found.specs == Batch(tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
+
+
+def test_parts_of_other_sizes_stay_as_they_are() -> None:
+    graph = {"nodes": tf.zeros((30, 5)), "edges": tf.zeros((70, 2), tf.int32), "scale": tf.constant(1.0)}
+    found = data_of((graph, tf.zeros((6, 1)), tf.zeros((6,))))
+    assert found.batch_size == 6
+    assert {name: tuple(spec.shape) for name, spec in found.specs.x.items()} == {
+        "nodes": (30, 5),
+        "edges": (70, 2),
+        "scale": (),
+    }
+    assert found.specs.y.shape[0] is None and found.specs.sample_weight.shape.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (iter(dataset()), r"data is an iterator.*data=next\(iterator\)"),
+        ((each for each in [X]), "data is an iterator"),
+        ("train.csv", r"data must be a tf\.data\.Dataset.*got 'train\.csv'"),
+        (3, "data must be"),
+        ({}, "data must be"),
+        (dataset().take(0), "data has no batch"),
+        ((X, Y, Y, Y), "got 4 parts"),
+        (tf.data.Dataset.from_tensors(tf.sparse.eye(3)), "ragged or sparse"),
+        ((tf.ragged.constant([[1], [2, 3]]), Y[:2]), "ragged or sparse"),
+    ],
+)
+def test_what_data_may_not_be(given: Any, sentence: str) -> None:
+    if isinstance(given, tf.data.Dataset) and "no batch" in sentence:
+        given = given.map(lambda x, y: (tf.numpy_function(lambda each: each, [x], tf.float32), y))
+    with pytest.raises(InvalidRequestError, match=sentence):
+        data_of(given)
+
+
+def test_shapes_behind_the_steps_of_a_dataset() -> None:
+    batches = dataset()
+    doubled = batches.map(lambda x, y: (tf.concat([x, x], 0), {"one": tf.one_hot(y, 3)}))
+    split = keras.layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=5)
+    texts = tf.data.Dataset.from_tensor_slices(["a b", "b"]).batch(2).map(split)
+    lengths = tf.data.Dataset.range(6).map(lambda n: tf.ones((n,)))
+    assert flat_shapes(batches.prefetch(1).cache().repeat(2)) == [(4, 8), (4,)]
+    assert flat_shapes(doubled) == [(8, 8), (4, 3)]
+    assert flat_shapes(tf.data.Dataset.zip((batches, texts))) == [(4, 8), (4,), (2, 5)]
+    assert [shape.as_list() for shape in flat_shapes(lengths.padded_batch(3))] == [[3, None]]
+    assert flat_shapes(lengths.padded_batch(3, padded_shapes=(7,))) == [(3, 7)]
+
+
+def test_a_dataset_comes_in_the_same_order_as_if_it_had_not_been_looked_at() -> None:
+    orders = []
+    for look in (False, True):
+        keras.utils.set_random_seed(0)
+        given = dataset()
+        if look:
+            data_of(given)
+        orders.append([batch.numpy().tolist() for _, batch in given for _ in range(2)])
+    assert orders[0] == orders[1]
+
+
+def test_reading_an_element_of_a_shuffled_dataset_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    lengths = tf.data.Dataset.range(1, 5).map(lambda n: tf.ones((n,)))
+    assert data_of(lengths.padded_batch(2)).specs.x.shape.as_list() == [None, 2]
+    assert not caplog.records
+    assert data_of(lengths.shuffle(4, seed=0).padded_batch(4)).specs.x.shape.as_list() == [None, 4]
+    assert "training will see the order that would have come one epoch later" in caplog.text
+
+
+def test_random_numbers_that_data_draws_come_again() -> None:
+    random.seed(3)
+    np.random.seed(3)
+    before = random.getstate(), np.random.get_state(legacy=False)
+    data_of(Batches())
+    after = random.getstate(), np.random.get_state(legacy=False)
+    assert before[0] == after[0] and str(before[1]) == str(after[1])
+
+
+def embedding() -> Any:
+    """A network whose targets are no outputs: three numbers for a sample, and a weight for each."""
+    layer = [keras.Input((8,))]
+    layer += [layers.Dense(64, "gelu", name=f"d{number}") for number in range(6)]
+    model = keras.Sequential([*layer, layers.Dense(2)])
+
+    def distance(y: Any, found: Any) -> Any:
+        return tf.reduce_sum(y * tf.constant([1.0, 2.0, 3.0]), axis=-1) * tf.reduce_sum(found**2, axis=-1)
+
+    model.compile("adam", distance)
+    return model
+
+
+def test_targets_have_the_shapes_of_the_data(caplog: pytest.LogCaptureFixture) -> None:
+    model, given = embedding(), (X[:4], np.ones((4, 3)), np.ones((4,)))
+    graph = tf_memsaver.capture_graph(model, data=given)
+    assert graph.batch_size == 4 and "stands in" not in caplog.text
+    optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all")
+    assert tf_memsaver.verify(model, optimized, data=given).identical
+    assert trained_on(optimized) == trained_on(model)
+    # Told once, it is known.
+    assert [tuple(leaf.shape) for leaf in batch_specs(model, 5).leaves] == [(5, 8), (5, 3), (5,)]
+    assert tf_memsaver.search_plan(model, batch_size=5).batch_size == 5
+
+
+def test_made_up_targets_ask_for_data(caplog: pytest.LogCaptureFixture) -> None:
+    tf_memsaver.capture_graph(embedding(), batch_size=4)
+    assert "The mean square of the outputs stands in for it" in caplog.text and "Give data=" in caplog.text
+
+
+class Blocks(keras.Model):
+    """A network with a ``call`` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [keras.Sequential([layers.Dense(16, "relu"), layers.Dense(8)]) for _ in range(4)]
+        self.out = layers.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        x = inputs["features"]
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(x)
+
+
+def test_a_model_with_a_call_of_its_own_is_built_by_its_data() -> None:
+    keras.utils.set_random_seed(0)
+    model = Blocks()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    given = dataset().map(lambda x, y: ({"features": x}, y))
+    optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all")
+    assert optimized.memsaver_plan.batch_size == 4 and optimized.memsaver_plan.recomputed
+    assert tf_memsaver.verify(model, optimized, data=given).identical
+
+
+def test_an_open_length_is_that_of_the_first_element() -> None:
+    inputs = keras.Input((None,), dtype="int32")
+    hidden = layers.Embedding(20, 16)(inputs)
+    model = keras.Model(inputs, layers.Dense(20)(layers.LSTM(16, return_sequences=True)(hidden)))
+    graph = tf_memsaver.capture_graph(model, data=np.ones((4, 12), np.int32))
+    assert any(value.nbytes == 4 * 12 * 16 * 4 for value in graph.values)
+
+
+def test_data_that_the_model_does_not_take() -> None:
+    with pytest.raises(InvalidRequestError, match=r"data: model '.*' takes \(None, 8\), and a batch has \(None, 9\)"):
+        tf_memsaver.estimate(embedding(), data=np.zeros((4, 9)))
+    with pytest.raises(InvalidRequestError, match="give data=, what fit is given .*, or batch_size="):
+        tf_memsaver.estimate(embedding())
+    with pytest.raises(InvalidRequestError, match="data leaves the batch size open: give batch_size=, too"):
+        tf_memsaver.estimate(embedding(), data=tf.TensorSpec((None, 8)))
+    assert tf_memsaver.estimate(embedding(), data=tf.TensorSpec((None, 8)), batch_size=4).batch_size == 4
+
+
+def test_a_task_prepares_its_data() -> None:
+    class Task(keras.Sequential):
+        """What KerasHub's tasks do in ``fit``: they make tensors of raw texts."""
+
+        preprocessor = "there"
+
+        def preprocess_samples(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+            return keras.utils.pack_x_y_sample_weight(tf.stack([tf.strings.length(x)] * 8, axis=1), y, sample_weight)
+
+    model = Task([keras.Input((8,)), layers.Dense(3)])
+    tf_memsaver.estimate(model, data=(np.array(["a", "bc"]), Y[:2]))
+    assert batch_specs(model, 2).x == tf.TensorSpec((2, 8), tf.int32)
+
+
+def test_what_a_model_is_trained_on_is_saved_with_it(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((8,)), *(layers.Dense(8, "relu") for _ in range(4)), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    optimized = tf_memsaver.optimize(model, data=(X[:4], np.zeros((4, 3)), np.ones((4, 1))), strategy="recompute_all")
+    optimized.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert trained_on(loaded) == trained_on(model) is not None
+
+
+def test_a_measurement_is_of_real_data() -> None:
+    texts = keras.layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=256)
+    parts = [keras.Input((), dtype="string"), texts, layers.Embedding(4, 256), layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([*parts, layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    given = tf.data.Dataset.from_tensor_slices((["a b", "b", "a", "b a"], [0, 1, 2, 0])).batch(4)
+    found = tf_memsaver.measure(model, data=given, steps=1)
+    assert found.batch_size == 4 and found.peak_bytes >= 4 * 256 * 256 * 4

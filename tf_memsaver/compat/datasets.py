@@ -1,0 +1,74 @@
+"""What batches of a ``tf.data.Dataset`` look like, beyond what its ``element_spec`` says, without reading one.
+
+Reading one would change what training sees: each iterator over a shuffled dataset moves on the order of the next.
+
+Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/data/ops/`` (``dataset_ops``,
+``batch_op``, ``padded_batch_op``, ``map_op``, ``zip_op``, ``structured_function``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+
+def flat_shapes(dataset: tf.data.Dataset) -> list[tf.TensorShape]:
+    """Return the shapes of a full batch, flat, so far as the steps that the dataset is made of tell them."""
+    said = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    found = _told_by(dataset)
+    if found is None or len(found) != len(said):
+        return said
+    pairs = zip(said, found, strict=True)
+    return [mine.merge_with(other) if mine.is_compatible_with(other) else mine for mine, other in pairs]
+
+
+def _told_by(dataset: Any) -> list[tf.TensorShape] | None:
+    """Return what the last step of a dataset makes of the shapes of what it gets, or None if that is not known."""
+    inputs = dataset._inputs()
+    if type(dataset).__name__ == "_ZipDataset":
+        return [shape for each in inputs for shape in flat_shapes(each)]
+    if len(inputs) != 1:
+        return None
+    size = _constant(getattr(dataset, "_batch_size", None))
+    if size is not None:
+        return [tf.TensorShape([size]).concatenate(spec.shape[1:]) for spec in tf.nest.flatten(dataset.element_spec)]
+    function = getattr(getattr(dataset, "_map_func", None), "function", None)
+    if function is not None:
+        return _mapped(function, flat_shapes(inputs[0]))
+    return flat_shapes(inputs[0]) if inputs[0].element_spec == dataset.element_spec else None
+
+
+def _constant(size: Any) -> int | None:
+    value = None if size is None else tf.get_static_value(size)
+    return None if value is None or value.ndim else int(value)
+
+
+def _mapped(function: Any, shapes: list[tf.TensorShape]) -> list[tf.TensorShape] | None:
+    """Return the shapes that a concrete function makes of arguments of others than those it was traced with."""
+    traced, graph = function.graph, tf.Graph()
+    try:
+        with graph.as_default():
+            given = {
+                tensor.name: tf.compat.v1.placeholder(tensor.dtype, shapes[place] if place < len(shapes) else None)
+                for place, tensor in enumerate(traced.inputs)
+            }
+            names = [tensor.name for tensor in traced.outputs]
+            made = tf.graph_util.import_graph_def(traced.as_graph_def(), given, names, name="") if names else []
+    except (TypeError, ValueError, NotImplementedError) as error:
+        logging.debug("the shapes behind a map are not known: %s", error)
+        return None
+    sizes = {shape[0] for shape in shapes if shape.rank}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return [_with_size(tensor.shape, size) for tensor in made]
+
+
+def _with_size(shape: tf.TensorShape, size: int | None) -> tf.TensorShape:
+    """Return a shape with a batch size where it does not say its own: what maps a batch mostly keeps its size."""
+    return tf.TensorShape([size]).concatenate(shape[1:]) if shape.rank and shape[0] is None else shape
+
+
+def is_shuffled(dataset: tf.data.Dataset) -> bool:
+    """Whether a step that a dataset is made of shuffles."""
+    return "Shuffle" in type(dataset).__name__ or any(map(is_shuffled, dataset._inputs()))

@@ -1,0 +1,213 @@
+"""What ``fit`` is given, as far as a plan needs it: the shapes of a batch, and batches to measure and verify with.
+
+A ``tf.data.Dataset`` tells its shapes (``compat.datasets``); where it leaves some open, its first element is looked at.
+Anything else that can be read from the start again and again, such as a ``keras.utils.PyDataset``, is asked for its
+first batch. A batch or specs of one are taken as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tf_memsaver.compat import datasets
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.units import shown
+
+_ACCEPTED = (
+    "a tf.data.Dataset, a keras.utils.PyDataset, a batch such as (x, y) or (x, y, sample_weight), or specs of one such "
+    "as (tf.TensorSpec((32, 224, 224, 3)), tf.TensorSpec((32,), 'int64'))"
+)
+
+
+Prepare = Callable[[Any, Any, Any], Any]
+"""Makes of ``x``, ``y`` and ``sample_weight`` an element of the data that a model is trained on."""
+
+
+class Batch(NamedTuple):
+    """One batch: structures of tensors or of specs, whose first dimension is the batch; None where there is nothing."""
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Its tensors or specs, without what is None."""
+        return _leaves(tuple(self))
+
+    def filled(self, leaves: Iterable[Any]) -> Batch:
+        """Return a batch of the same structure with others for ``leaves``."""
+        given = iter(leaves)
+        return self.mapped(lambda _: next(given))
+
+    def mapped(self, function: Callable[[Any], Any]) -> Batch:
+        """Return a batch of the same structure, with what a function returns for each of the leaves."""
+        return Batch(
+            *(keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), part) for part in self)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What a model is trained with.
+
+    ``specs`` are those of a batch, with a free first dimension where that is the batch, and all others known, so far as
+    the data tells them. ``batch_size`` is that of the first batch, None where specs with a free first dimension were
+    given.
+    ``batches`` makes an iterator over real batches from the start; there are none where only specs were given.
+    """
+
+    specs: Batch
+    batch_size: int | None
+    batches: Callable[[], Iterator[Batch]] | None
+
+    def first(self, count: int) -> list[Batch]:
+        """Return the first batches as tensors; where there are fewer, they come again."""
+        assert self.batches is not None
+        found = list(itertools.islice(self.batches(), count))
+        types = [spec.dtype for spec in self.specs.leaves]
+        tensors = [batch.filled(map(tf.convert_to_tensor, batch.leaves, types)) for batch in found]
+        return [tensors[place % len(tensors)] for place in range(count)]
+
+
+def data_of(given: Any, prepared: Prepare | None = None) -> Data:
+    """Return what was given as ``data=``; ``prepared`` is what a model makes of each batch before it is trained on it.
+
+    Of a ``tf.data.Dataset`` nothing is read but what its steps say of themselves and, if that leaves shapes open, its
+    first element.
+
+    Raises:
+      InvalidRequestError: it is nothing that ``fit`` takes, has no first batch, or can be read only once.
+    """
+    if isinstance(given, Iterator):
+        raise InvalidRequestError(
+            "data is an iterator: a batch that is read from it would be missing in training. Give one batch of it, "
+            "data=next(iterator), or the dataset that it comes from."
+        )
+    if isinstance(given, tf.data.Dataset) and prepared is None:
+        said = _unpacked(given.element_spec)
+        if not all(isinstance(leaf, tf.TensorSpec) for leaf in said.leaves):
+            raise _no_tensors()
+        known = said.filled(map(tf.TensorSpec, datasets.flat_shapes(given), (leaf.dtype for leaf in said.leaves)))
+        if all(leaf.shape.is_fully_defined() for leaf in known.leaves):
+            return replace(_of_batch(known), batches=lambda: map(_unpacked, iter(given)))
+        _tell_of_reading(given)
+    elif _is_batch(given):
+        batch = _unpacked(given)
+        return _of_batch(batch if prepared is None else _unpacked(prepared(*batch)))
+    batches = _batches_of(given)
+
+    def read() -> Iterator[Batch]:
+        for element in batches():
+            batch = _unpacked(element)
+            yield batch if prepared is None else _unpacked(prepared(*batch))
+
+    with random_states_kept():
+        first = next(read(), None)
+    if first is None:
+        raise InvalidRequestError("data has no batch: give data that training can begin with.")
+    return replace(_of_batch(first), batches=read)
+
+
+def _tell_of_reading(dataset: tf.data.Dataset) -> None:
+    if datasets.is_shuffled(dataset):
+        logging.warning(
+            "data leaves shapes open (%s), so its first element is read. Each iterator over a shuffled dataset has an "
+            "order of its own: training will see the order that would have come one epoch later. To keep it, give one "
+            "batch or specs instead: data=(tf.TensorSpec((32, 128)), tf.TensorSpec((32,))).",
+            dataset.element_spec,
+        )
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Put the random numbers of Python and NumPy back: data may draw from them when it is read."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def _batches_of(given: Any) -> Callable[[], Iterator[Any]]:
+    """Return what makes an iterator over the elements of a dataset, from the start.
+
+    Raises:
+      InvalidRequestError: it is no dataset.
+    """
+    if isinstance(given, keras.utils.PyDataset):
+        return lambda: (given[place] for place in range(len(given)))
+    if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping, tuple, list)):
+        return lambda: iter(given)
+    raise InvalidRequestError(f"data must be {_ACCEPTED}, got {shown(given)}.")
+
+
+def _of_batch(batch: Batch) -> Data:
+    specs = batch.mapped(_spec)
+    # Not all parts have the batch in front: a batch of graphs has as many nodes and edges as there are.
+    size = next((spec.shape[0] for part in (specs.y, specs.x) for spec in _leaves(part) if spec.shape.rank), None)
+    only_specs = any(isinstance(leaf, (tf.TypeSpec, keras.KerasTensor, keras.InputSpec)) for leaf in batch.leaves)
+    return Data(
+        specs=specs.mapped(functools.partial(_free, size)),
+        batch_size=size,
+        batches=None if only_specs else lambda: itertools.repeat(batch),
+    )
+
+
+def _unpacked(element: Any) -> Batch:
+    """Return an element of a dataset as Keras reads it (``keras.utils.unpack_x_y_sample_weight``)."""
+    if isinstance(element, (tuple, list)) and len(element) > 3:
+        raise InvalidRequestError(
+            f"data: a batch is x, (x, y) or (x, y, sample_weight), got {len(element)} parts. Put several inputs into a "
+            f"tuple or dict of their own: ((x1, x2), y)."
+        )
+    return Batch(*keras.utils.unpack_x_y_sample_weight(element))
+
+
+def _is_batch(given: Any) -> bool:
+    """Whether something is tensors, arrays or specs, or a tuple, list or dict of such."""
+    if isinstance(given, Mapping):
+        return bool(given) and all(map(_is_batch, given.values()))
+    if isinstance(given, (tuple, list)) and not hasattr(given, "shape"):
+        parts = [each for each in given if each is not None]
+        return bool(parts) and all(map(_is_batch, parts))
+    return hasattr(given, "shape") and hasattr(given, "dtype")
+
+
+def _leaves(structure: Any) -> list[Any]:
+    return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
+
+
+def _spec(leaf: Any) -> tf.TensorSpec:
+    """Return the spec of a tensor, array or spec; arrays of numbers as Keras converts them."""
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+        raise _no_tensors()
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OUSf":
+        return tf.TensorSpec(leaf.shape, keras.config.floatx() if leaf.dtype.kind == "f" else tf.string)
+    return tf.TensorSpec(tuple(leaf.shape), leaf.dtype)
+
+
+def _free(size: int | None, spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Return a spec with a free first dimension, if that is the batch."""
+    if not spec.shape.rank or spec.shape[0] != size:
+        return spec
+    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
+
+
+def _no_tensors() -> InvalidRequestError:
+    return InvalidRequestError(
+        "data has ragged or sparse tensors: their sizes depend on the data, so no plan can be made. Convert them to "
+        "dense tensors of one length (to_tensor(shape=...)) before the model."
+    )
