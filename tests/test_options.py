@@ -162,7 +162,7 @@ def test_a_verb_gets_all_its_options_as_we_use_them() -> None:
     ("given", "sentence"),
     [
         ({"batch_size": 4, "stesp": 3}, r"run\(\) got an unexpected keyword argument 'stesp'\. Did you mean steps\?"),
-        ({"batch_size": 4, "colour": 3}, r"unexpected keyword argument 'colour'\. It takes data, batch_size, mode, steps\."),
+        ({"colour": 3}, r"unexpected keyword argument 'colour'\. It takes data, batch_size, mode, steps\."),
     ],
 )
 def test_a_wrong_keyword_names_the_right_one(given: dict[str, Any], sentence: str) -> None:

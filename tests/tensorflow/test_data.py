@@ -206,7 +206,7 @@ def test_an_open_length_is_that_of_the_first_element() -> None:
 def test_data_that_the_model_does_not_take() -> None:
     with pytest.raises(InvalidRequestError, match=r"data: model '.*' takes \(None, 8\), and a batch has \(None, 9\)"):
         tf_memsaver.estimate(embedding(), data=np.zeros((4, 9)))
-    with pytest.raises(InvalidRequestError, match="give data=, what fit is given .*, or batch_size="):
+    with pytest.raises(InvalidRequestError, match=r"give data=, what fit is given .*, or batch_size="):
         tf_memsaver.estimate(embedding())
     with pytest.raises(InvalidRequestError, match="data leaves the batch size open: give batch_size=, too"):
         tf_memsaver.estimate(embedding(), data=tf.TensorSpec((None, 8)))
