@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_memsaver.capture.cuts import joined_positions
 from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.pinning import pinned_units
-from tf_memsaver.capture.step import StepSource, TracedStep, trace_step
+from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import Device, device_named
@@ -26,10 +26,10 @@ TINY_BYTES = 1024
 
 
 def traced_graph(source: StepSource, batch_size: int, *, profile: bool = False) -> Graph:
-    """Trace the step of a source and return its Graph on the device at hand; see ``trace_step`` and ``build_graph``."""
+    """Trace the step of a source and return its Graph on the device at hand; see ``build_graph``."""
     try:
         with gradients_end_with_graphs(), free_dimension_is(batch_size):
-            step = trace_step(source)
+            step = source.trace()
         graph = build_graph(source, step, batch_size, current_device(), profile=profile)
         release(step.graph)
     finally:

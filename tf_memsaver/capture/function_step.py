@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.convert import traced_graph
-from tf_memsaver.capture.step import Placeholders, Weight
+from tf_memsaver.capture.step import Placeholders, TracedStep, Weight, trace_step
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
@@ -64,7 +64,7 @@ def capture_function(calls: FunctionCalls, *, batch_size: int | None, profile: b
 
 
 class FunctionStep:
-    """The training step of a function (see ``step.StepSource``)."""
+    """The training step of a function (see ``step.CalledStep``)."""
 
     optimizer = None
 
@@ -108,6 +108,10 @@ class FunctionStep:
         """Return nothing: the loss takes the results."""
         del output
         return []
+
+    def trace(self) -> TracedStep:
+        """Trace the step (``step.trace_step``)."""
+        return trace_step(self)
 
     def close(self) -> None:
         """Do nothing: tracing leaves nothing behind."""

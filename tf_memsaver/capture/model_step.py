@@ -12,7 +12,8 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.capture.convert import traced_graph
-from tf_memsaver.capture.step import Placeholders, Weight
+from tf_memsaver.capture.heard_step import HeardStep
+from tf_memsaver.capture.step import Placeholders, TracedStep, Weight, trace_step
 from tf_memsaver.compat import keras_training, keras_variables
 from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.ir.graph import Graph, MemoryKind
@@ -20,10 +21,10 @@ from tf_memsaver.options.table import CaptureOptions, Granularity
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.kinds import kind_of
+from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.signature import check_model
+from tf_memsaver.program.step_program import StepProgram
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,16 +56,25 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
 
 
 def _capture(model: Any, batch_size: int, granularity: str, *, profile: bool = False) -> Graph:
-    check_model(model)
     batch.batch_specs(model, batch_size)
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
-    kind = kind_of(model, granularity)
-    kind.check(model)
-    program = kind.program(model)
+    program = program_of(model, granularity)
+    if isinstance(program, StepProgram):
+        graph = traced_graph(HeardStep(model, batch_size, program), batch_size, profile=profile)
+    else:
+        graph = _graph_of_call(model, batch_size, program, profile=profile)
+    program.check_units(graph.units)
+    slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
+    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity)] = slim
+    return graph
+
+
+def _graph_of_call(model: Any, batch_size: int, program: ModelProgram, *, profile: bool) -> Graph:
+    """Return the graph of a step that calls the model once, with its update, if that can be traced."""
     source = ModelStep(model, batch_size, program)
     try:
-        graph = traced_graph(source, batch_size, profile=profile)
+        return traced_graph(source, batch_size, profile=profile)
     except UpdateError as error:
         logging.warning(
             "model '%s': the update of its optimizer %s cannot be traced (%s): its slots are counted as they are "
@@ -74,11 +84,7 @@ def _capture(model: Any, batch_size: int, granularity: str, *, profile: bool = F
             error,
         )
         source.optimizer = None
-        graph = traced_graph(source, batch_size, profile=profile)
-    program.check_units(graph.units)
-    slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
-    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity)] = slim
-    return graph
+        return traced_graph(source, batch_size, profile=profile)
 
 
 def captured_units(model: Any, *, batch_size: int, granularity: Granularity) -> Graph:
@@ -105,7 +111,7 @@ class UpdateError(Exception):
 
 
 class ModelStep:
-    """The training step of a Keras model (see ``step.StepSource``)."""
+    """The training step of a Keras model (see ``step.CalledStep``)."""
 
     def __init__(self, model: Any, batch_size: int, program: ModelProgram) -> None:
         """Prepare the step of a model, which is only read, by its program."""
@@ -194,6 +200,10 @@ class ModelStep:
     def seen_through(self, output: Any) -> list[Any]:
         """Return the tensors that a loss may take instead of ``output``."""
         return self._program.seen_through(output)
+
+    def trace(self) -> TracedStep:
+        """Trace the step (``step.trace_step``)."""
+        return trace_step(self)
 
     def close(self) -> None:
         """Forget the losses that tracing added to the layers, and put optimizer, losses and metrics back."""

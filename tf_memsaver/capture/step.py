@@ -42,7 +42,7 @@ class Weight:
 
 
 class StepSource(Protocol):
-    """What a training step is traced of; ``model_step`` and ``function_step`` have one each."""
+    """What a Graph is made of: a training step that can be traced."""
 
     @property
     def name(self) -> str:
@@ -53,6 +53,26 @@ class StepSource(Protocol):
     def sequence(self) -> CallSequence:
         """The calls, one unit each."""
         ...
+
+    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
+        """Return all variables that are live during the step, with their names and kinds."""
+        ...
+
+    def trace(self) -> TracedStep:
+        """Return the traced step.
+
+        Raises:
+          UnsupportedModelError: nothing can be trained.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget what tracing left behind; called once the graph is no longer needed."""
+        ...
+
+
+class CalledStep(StepSource, Protocol):
+    """A step that is put together of one call of a model: ``model_step`` and ``function_step`` have one each."""
 
     @property
     def optimizer(self) -> Any | None:
@@ -66,10 +86,6 @@ class StepSource(Protocol):
     @property
     def weights(self) -> Sequence[Weight]:
         """What is trained."""
-        ...
-
-    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
-        """Return all variables that are live during the step, with their names and kinds."""
         ...
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
@@ -86,10 +102,6 @@ class StepSource(Protocol):
 
     def seen_through(self, output: Any) -> list[Any]:
         """Return the tensors that the loss may take instead of an output."""
-        ...
-
-    def close(self) -> None:
-        """Forget what tracing left behind; called once the graph is no longer needed."""
         ...
 
 
@@ -135,7 +147,7 @@ class TracedStep:
         return wanted
 
 
-def trace_step(source: StepSource) -> TracedStep:
+def trace_step(source: CalledStep) -> TracedStep:
     """Trace forward, loss, backward and, where there is an optimizer, its update.
 
     Raises:
@@ -154,7 +166,7 @@ def trace_step(source: StepSource) -> TracedStep:
 
 
 class _Tracer:
-    def __init__(self, source: StepSource, step: TracedStep) -> None:
+    def __init__(self, source: CalledStep, step: TracedStep) -> None:
         self._source, self._sequence, self._step = source, source.sequence, step
         self._trained = {id(weight.variable): weight for weight in source.weights}
         self._gradients: dict[int, list[Any]] = {}
@@ -221,7 +233,7 @@ class _Tracer:
         tapes = []
         names = Names.of_model()
         known = {id(variable) for _, variable, _ in self._source.residents()}
-        drawn = _random_states()
+        drawn = random_states()
         for unit, call in enumerate(self._sequence.calls):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
             with tf.GradientTape() as tape:
@@ -231,7 +243,7 @@ class _Tracer:
                 t for t in self._source.losses_of(call.operation) if all(t is not seen for seen in self._loss_tensors)
             ]
             self._loss_tensors.extend(added)
-            before, drawn = drawn, _random_states()
+            before, drawn = drawn, random_states()
             if drawn != before:
                 self._step.drawing_units.add(unit)
             read = tape.watched_variables()
@@ -328,6 +340,6 @@ class _Tracer:
             self._source.update(gradients)
 
 
-def _random_states() -> bytes:
+def random_states() -> bytes:
     """Return the states of the generators that are not TensorFlow's: what draws from them, draws once a trace."""
     return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))

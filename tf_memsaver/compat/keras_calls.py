@@ -100,6 +100,24 @@ def call_environment(environment: Environment) -> Iterator[None]:
         global_state.set_global_attribute("current_call_ctx", outer)
 
 
+@contextlib.contextmanager
+def next_call_runs(layer: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """Let the next ``__call__`` of a layer run ``function(layer, args, kwargs)`` instead of the layer's ``call``.
+
+    ``Operation.__call__`` looks ``call`` up in the instance, with the arguments that ``Layer.__call__`` has prepared.
+    """
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        vars(layer).pop("call", None)
+        return function(layer, args, kwargs)
+
+    object.__setattr__(layer, "call", once)
+    try:
+        yield
+    finally:
+        vars(layer).pop("call", None)
+
+
 class _Thread(threading.local):
     """What handles the calls of layers: replicas of tf.distribute are traced by threads that take turns."""
 

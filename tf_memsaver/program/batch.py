@@ -49,7 +49,7 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
       InvalidRequestError: the batch size is not told, or the data is not what the model takes.
       UnsupportedModelError: no Keras model, or its call cannot be traced with this.
     """
-    check_model(model)
+    check_model(model, needs_call=options["data"] is None)
     given, size = options["data"], options["batch_size"]
     if options.get("inputs") is not None:
         note_inputs(model, options["inputs"])
@@ -103,9 +103,9 @@ def batch_specs(model: Any, batch_size: int) -> Batch:
       InvalidRequestError: an input has a fixed batch size other than ``batch_size``.
     """
     known = trained_on(model)
-    flat = input_specs(model, batch_size)
     if known is not None:
         return known.mapped(functools.partial(_sized, batch_size))
+    flat = input_specs(model, batch_size)
     targets = [
         tf.TensorSpec(_with_batch(tensor.shape, batch_size)[:-1], "int32")
         if classes

@@ -35,13 +35,14 @@ class KeptObjects:
     """Context that puts objects, and the lists, dicts, sets and objects that they hold, back as they were, in place.
 
     Layers, variables and tensors are left alone, and so is what only a function's closure holds. ``variables`` lists
-    the Keras and TensorFlow variables that the objects hold.
+    the Keras and TensorFlow variables that the objects hold, ``objects`` all that are put back.
     """
 
     def __init__(self, *roots: Any) -> None:
         """Take down how ``roots`` are now."""
         self._undo: list[Callable[[], None]] = []
         self.variables: list[Any] = []
+        self.objects: list[Any] = []
         self._seen: dict[int, Any] = {}
         waiting = collections.deque(roots)
         while waiting:
@@ -51,6 +52,7 @@ class KeptObjects:
                 if isinstance(each, (keras.Variable, tf.Variable)):
                     self.variables.append(each)
                 elif not _is_apart(each):
+                    self.objects.append(each)
                     waiting.extend(self._taken_down(each))
 
     def __enter__(self) -> KeptObjects:

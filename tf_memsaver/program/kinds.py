@@ -1,11 +1,15 @@
 """The kinds of Keras models: one table of how a model becomes a program, by which it is planned and trained.
 
+A model that says itself what a training step does, and whose data is known, is planned as that step: a program of the
+networks that it trains, each of a kind by itself.
+
 A model and the granularity of a request tell the kind, so that a plan need not name it. A new kind is a module with a
 subclass of ``program.ModelProgram``, and an entry here.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +17,10 @@ from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.model_function import check_no_plan_inside
 from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import ModelProgram
+from tf_memsaver.program.signature import trained_on
+from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.sublayer_program import SublayerProgram
+from tf_memsaver.program.train_step import has_own_train_step
 
 
 class Kind(NamedTuple):
@@ -37,14 +44,27 @@ KINDS = (
 
 
 def kind_of(model: Any, granularity: str) -> Kind:
-    """Return the kind of a model that is planned in units of ``granularity``."""
+    """Return the kind of a model whose call is planned in units of ``granularity``."""
     return next(kind for kind in KINDS if kind.granularity == granularity and kind.holds(model))
 
 
-def program_of(model: Any, granularity: str) -> ModelProgram:
+def program_of(model: Any, granularity: str) -> ModelProgram | StepProgram:
     """Return ``model``, which is only read, as a program.
 
     Raises:
-      UnsupportedModelError: its inputs are not known, or its call cannot be traced.
+      UnsupportedModelError: its inputs are not known, its call or step cannot be traced, or no plan can be made for it.
     """
-    return kind_of(model, granularity).program(model)
+    if is_planned_as_a_step(model):
+        return StepProgram(model, functools.partial(_call_program, granularity))
+    return _call_program(granularity, model)
+
+
+def is_planned_as_a_step(model: Any) -> bool:
+    """Whether a plan is for the ``train_step`` of a model, not for its call."""
+    return has_own_train_step(model) and trained_on(model) is not None
+
+
+def _call_program(granularity: str, model: Any) -> ModelProgram:
+    kind = kind_of(model, granularity)
+    kind.check(model)
+    return kind.program(model)

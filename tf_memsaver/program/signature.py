@@ -17,6 +17,7 @@ from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.program.data import Batch
+from tf_memsaver.program.train_step import has_own_train_step
 from tf_memsaver.units import shown
 
 
@@ -32,8 +33,8 @@ _NOTED: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
 _TRAINED_ON: weakref.WeakKeyDictionary[Any, Batch] = weakref.WeakKeyDictionary()
 
 
-def check_model(model: Any) -> None:
-    """Check that a model is one of Keras 3 on TensorFlow.
+def check_model(model: Any, *, needs_call: bool = True) -> None:
+    """Check that a model is one of Keras 3 on TensorFlow and, unless its step is planned, that it can be called.
 
     Raises:
       UnsupportedModelError: it is not.
@@ -53,7 +54,7 @@ def check_model(model: Any) -> None:
             f"are not supported here; build the model with Keras 3."
         )
     check_backend()
-    if keras_models.has_no_call(model):
+    if needs_call and keras_models.has_no_call(model):
         raise _without_a_call(model)
     if isinstance(model, keras.Sequential) and keras_models.inner_functional(model) is None:
         raise UnsupportedModelError(
@@ -63,17 +64,14 @@ def check_model(model: Any) -> None:
 
 
 def _without_a_call(model: Any) -> UnsupportedModelError:
-    networks = [name for name, value in vars(model).items() if isinstance(value, keras.Model)]
     advice = (
-        "Put the networks that train_step() trains into models (keras.Sequential, or keras.Model with a call())"
-        if not networks
-        else f"Optimize the networks inside it one by one, where it makes them: "
-        f"self.{networks[0]} = tf_memsaver.optimize(self.{networks[0]}, batch_size=...)"
+        "Give data=, what fit is given: then the networks that its train_step trains are planned for, all at once."
+        if has_own_train_step(model)
+        else "Give it a call(), or a train_step() that trains its networks."
     )
-    others = f"; likewise {', '.join(f'self.{name}' for name in networks[1:])}" if networks[1:] else ""
     return UnsupportedModelError(
         f"model '{model.name}' ({type(model).__name__}) has no call(), so that there is no forward pass to cut. "
-        f"{advice}{others}."
+        f"{advice}"
     )
 
 
@@ -138,9 +136,12 @@ def note_batch(model: Any, specs: Batch) -> None:
       InvalidRequestError: the model does not take such inputs.
       UnsupportedModelError: no Keras model, or its call cannot be traced with this.
     """
-    check_model(model)
+    check_model(model, needs_call=not has_own_train_step(model))
     functional = _graph_of(model)
-    if functional is None:
+    if has_own_train_step(model):
+        # What its networks are called with is heard in the step.
+        pass
+    elif functional is None:
         note_inputs(model, specs.x)
     else:
         taken = _taken_by(model, functional, specs.x)

@@ -8,9 +8,8 @@ training the model's own call runs, and the sublayers that a plan replays are ru
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,28 +20,10 @@ from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import Reader
 from tf_memsaver.program.grouping import group_calls
+from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS
-
-
-class LayerPaths:
-    """Names the calls of layers as they come: ``encoder/block_3``, and ``encoder/block_3#2`` for the second one."""
-
-    def __init__(self) -> None:
-        self._open: list[str] = []
-        self._seen: Counter[str] = Counter()
-
-    @contextlib.contextmanager
-    def entered(self, layer: Any) -> Iterator[str]:
-        """Return the name of a call; calls that are made inside are below it."""
-        path = "/".join([*self._open[-1:], layer.name])
-        self._seen[path] += 1
-        self._open.append(path if self._seen[path] == 1 else f"{path}#{self._seen[path]}")
-        try:
-            yield self._open[-1]
-        finally:
-            self._open.pop()
 
 
 @dataclass(kw_only=True, eq=False)

@@ -22,10 +22,11 @@ from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence, Reader
 from tf_memsaver.program.layer_calls import LayerCall, Slot
+from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.model_function import TracedProgram
 from tf_memsaver.program.program import SegmentedCalls, Segmenter, TrainingCall
-from tf_memsaver.program.sublayer_calls import LayerPaths, SublayerCalls
+from tf_memsaver.program.sublayer_calls import SublayerCalls
 
 _SEGMENTS = (Segment(start=0, stop=1, mode=SegmentMode.RECOMPUTE), Segment(start=1, stop=2, mode=SegmentMode.STORE))
 

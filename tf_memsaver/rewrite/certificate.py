@@ -13,6 +13,7 @@ from tf_memsaver.errors import CertificationError, MemsaverError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
+from tf_memsaver.program.kinds import is_planned_as_a_step
 from tf_memsaver.program.signature import signature_of
 
 
@@ -63,6 +64,8 @@ def _with_one_loss(model: Any, copy: Callable[[], Any]) -> Iterator[Any]:
     A loaded model is not compiled yet, and the plan may be for losses of some outputs alone: fewer terms of gradients,
     and so more places to cut. A plan that is right for a loss of one output is accepted.
     """
+    if is_planned_as_a_step(model):
+        return
     outputs = signature_of(model).outputs
     count = len(keras.tree.flatten(outputs))
     if getattr(model, "compiled", False) or count == 1:

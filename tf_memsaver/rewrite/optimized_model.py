@@ -21,7 +21,7 @@ from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_tr
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options import refused
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.kinds import is_planned_as_a_step, program_of
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.program import TrainingCall
 from tf_memsaver.program.signature import (
@@ -33,6 +33,7 @@ from tf_memsaver.program.signature import (
     share_signature,
     trained_on,
 )
+from tf_memsaver.program.step_program import StepInSegments
 from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import IN_SEGMENTS
 
@@ -50,7 +51,7 @@ class OptimizedModel:
     """
 
     memsaver_base: Any
-    _memsaver: tuple[Plan, TrainingCall]
+    _memsaver: tuple[Plan, TrainingCall | StepInSegments]
 
     @property
     def memsaver_plan(self) -> Plan:
@@ -107,7 +108,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
 
 def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
-    check_model(model)
+    check_model(model, needs_call=not is_planned_as_a_step(model))
     training_call = program_of(model, plan.request.granularity).training_call(plan, IN_SEGMENTS)
     base = keras_models.own_class(model)
     optimized = _same_model(model, _optimized_class(base))
@@ -152,13 +153,25 @@ def _call_of(base: Any) -> Any:
 
     @functools.wraps(base.call, updated=())
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _may_be_differentiated(args, kwargs):
-            return self._memsaver[1](self, args, kwargs)
+        by_plan = self._memsaver[1]
+        if not isinstance(by_plan, StepInSegments) and _may_be_differentiated(args, kwargs):
+            return by_plan(self, args, kwargs)
         return plain_call(self, args, kwargs)
 
     # For readers of signatures that do not look behind a wrapper.
     call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
     return call
+
+
+def _train_step_of(base: Any) -> Any:
+    """Return the ``train_step`` of an optimized model: that of ``base``, in whose calls of networks segments run."""
+
+    @functools.wraps(base.train_step, updated=())
+    def train_step(self: Any, data: Any) -> Any:
+        by_plan = self._memsaver[1]
+        return by_plan.train_step(self, data) if isinstance(by_plan, StepInSegments) else base.train_step(self, data)
+
+    return train_step
 
 
 _CLASSES: dict[type, type] = {}
@@ -172,9 +185,12 @@ def _optimized_class(base: Any) -> type:
             "__module__": "tf_memsaver",
             "__qualname__": base.__qualname__,
             "__new__": _new,
-            "call": _call_of(base),
             "memsaver_base": base,
         }
+        if base.call is not keras.Model.call:
+            attributes["call"] = _call_of(base)
+        if base.train_step is not keras.Model.train_step:
+            attributes["train_step"] = _train_step_of(base)
         made = type(base.__name__, (OptimizedModel, base), attributes)
         keras_copies.serialize_class_as(made, OptimizedModel)
         _CLASSES[base] = made

@@ -1,0 +1,217 @@
+"""Capture of a model's own ``train_step``: it is traced as it stands, and layers and tapes are heard.
+
+Which call an operation belongs to is known by counting; which call an operation of a backward pass belongs to, by the
+operation that it is the gradient of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.capture.step import TracedStep, random_states
+from tf_memsaver.compat import keras_calls, keras_training, keras_variables, tapes
+from tf_memsaver.compat.graphs import FuncGraph
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.parity.names import Names
+from tf_memsaver.program import batch
+from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.model_call import arguments_of
+from tf_memsaver.program.step_program import OpenedCall, StepProgram
+from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step
+from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
+
+
+class HeardStep:
+    """The ``train_step`` of a Keras model (see ``step.StepSource``)."""
+
+    def __init__(self, model: Any, batch_size: int, program: StepProgram) -> None:
+        """Prepare the step of a model, which is only read."""
+        self._model, self._program = model, program
+        self.name: str = model.name
+        self.sequence = program.sequence
+        self._specs = batch.batch_specs(model, batch_size)
+        self._stack = contextlib.ExitStack()
+        self._optimizers = self._stack.enter_context(left_as_it_was(model))
+        networks = {id(each.network): each.network for each in program.opened}
+        variables = {id(v): v for part in (model, *networks.values()) for v in part.variables}
+        self._variables = list(variables.values())
+        self._trained = {
+            id(keras_variables.local_variable(v).handle): v for v in self._variables if keras_variables.is_trained(v)
+        }
+
+    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
+        """Return the variables of the model and of all networks, and those of the optimizers."""
+        pairs = [(v, MemoryKind.PARAMETER) for v in self._variables]
+        pairs += [(v, MemoryKind.OPTIMIZER) for v in KeptObjects(*self._optimizers).variables]
+        found: dict[int, tuple[str, tf.Variable, MemoryKind]] = {}
+        for each, kind in pairs:
+            variable = keras_variables.local_variable(each)
+            found.setdefault(id(variable), (getattr(each, "path", each.name), variable, kind))
+        return list(found.values())
+
+    def trace(self) -> TracedStep:
+        """Trace the step.
+
+        Raises:
+          UnsupportedModelError: no tape takes a gradient.
+        """
+        graph = FuncGraph("memsaver_step")
+        step = TracedStep(graph=graph)
+        known = {id(variable) for _, variable, _ in self.residents()}
+        running = _Running(self._program, step, known)
+        notes = TapeNotes()
+
+        def placeholders(specs: Sequence[tf.TensorSpec]) -> list[Any]:
+            step.inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+            return step.inputs
+
+        with graph.as_default():
+            logs = run_train_step(self._model, self._specs, placeholders, running, notes)
+        if not notes.taken:
+            raise UnsupportedModelError(f"the train_step of model '{self.name}' takes no gradient with a tape.")
+        step.outputs = [each for each in keras.tree.flatten(logs) if tf.is_symbolic_tensor(each)]
+        _Assignment(step, running.ranges, notes, self._trained).run()
+        return step
+
+    def close(self) -> None:
+        """Forget what tracing left behind."""
+        self._stack.close()
+
+
+class _Running:
+    """Handles calls of layers: runs networks call by call, and notes what each adds to the graph."""
+
+    def __init__(self, program: StepProgram, step: TracedStep, known: Collection[int]) -> None:
+        self._opened = {each.path: each for each in program.opened}
+        self._step, self._paths, self._known = step, LayerPaths(), known
+        self._step.boundary = [[] for _ in program.sequence.calls]
+        self.ranges: list[tuple[int, int, int]] = []
+        """First and last operation (exclusive) of each unit, and its number."""
+
+    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if tf.compat.v1.get_default_graph() is not self._step.graph:
+            return call(*args, **kwargs)
+        with self._paths.outermost(layer) as path:
+            opened = None if path is None else self._opened.get(path)
+            if opened is None:
+                return call(*args, **kwargs)
+
+            def run(network: Any, given: Any, named: Any) -> Any:
+                return self._run(opened, arguments_of(network, given, named))
+
+            with keras_calls.layer_calls_go_to(None), keras_calls.next_call_runs(layer, run):
+                return call(*args, **kwargs)
+
+    def _run(self, opened: OpenedCall, arguments: dict[str, Any]) -> Any:
+        """Return what a network's call returns."""
+        program, sequence, graph = opened.program, opened.program.sequence, self._step.graph
+        slots: list[Any] = [None] * sequence.slot_count
+        for slot, tensor in zip(sequence.inputs, program.enter(next(iter(arguments.values()))), strict=True):
+            slots[slot] = tensor
+        names, training = Names.of_model(), arguments.get("training", keras_calls.training_of_call())
+        drawn = random_states()
+        for unit, call in enumerate(sequence.calls, opened.start):
+            start = graph.num_operations()
+            before = {id(loss) for loss in keras_training.losses_of(call.operation)}
+            with tapes.VariableWatcher() as watcher:
+                made = call.run(slots, training=training, names=names)
+            unknown = [v.name for v in watcher.watched_variables() if id(v) not in self._known]
+            self._step.unknown_reads.update((unit, name) for name in unknown[:1])
+            added = [loss for loss in keras_training.losses_of(call.operation) if id(loss) not in before]
+            for slot, tensor in zip(call.outputs, made, strict=True):
+                slots[slot] = tensor
+            self._step.boundary[unit] = [*made, *added]
+            self.ranges.append((start, graph.num_operations(), unit))
+            last, drawn = drawn, random_states()
+            if drawn != last:
+                self._step.drawing_units.add(unit)
+        return program.finish([slots[slot] for slot in sequence.outputs])
+
+
+class _Assignment:
+    """Tells which phase and unit each operation of a traced step belongs to, and what passes between units."""
+
+    def __init__(
+        self, step: TracedStep, ranges: list[tuple[int, int, int]], notes: TapeNotes, trained: dict[int, Any]
+    ) -> None:
+        self._step, self._ranges, self._notes, self._trained = step, ranges, notes, trained
+        self._operations = step.graph.get_operations()
+        self._place = {id(operation): place for place, operation in enumerate(self._operations)}
+        self._units: list[int | None] = [None] * len(self._operations)
+
+    def run(self) -> None:
+        """Fill in the step."""
+        phases = self._phases()
+        self._forward_units()
+        self._backward_units(phases)
+        self._step.owners = list(zip(phases, self._units, strict=True))
+        self._pass_gradients()
+
+    def _phases(self) -> list[Phase]:
+        """Backward is what tapes add, an update what is made of that; a gradient that a tape records is forward."""
+        phases = [Phase.FORWARD] * len(self._operations)
+        for taken in self._notes.taken:
+            if not taken.nested:
+                phases[taken.start : taken.stop] = [Phase.BACKWARD] * (taken.stop - taken.start)
+        behind: set[int] = set()
+        for place, operation in enumerate(self._operations):
+            if phases[place] is Phase.BACKWARD:
+                behind.add(id(operation))
+            elif any(id(tensor.op) in behind for tensor in operation.inputs):
+                behind.add(id(operation))
+                phases[place] = Phase.UPDATE
+        return phases
+
+    def _forward_units(self) -> None:
+        """Give units their operations, and code between two networks what stands there."""
+        end, last = 0, None
+        for start, stop, unit in self._ranges:
+            if last is not None and last + 1 < unit:
+                self._units[end:start] = [unit - 1] * (start - end)
+            self._units[start:stop] = [unit] * (stop - start)
+            end, last = stop, unit
+
+    def _backward_units(self, phases: Sequence[Phase]) -> None:
+        for each in self._notes.operations:
+            place = self._place[id(each.operation)]
+            if phases[place] is Phase.FORWARD and phases[each.start : each.stop].count(Phase.BACKWARD):
+                self._units[each.start : each.stop] = [self._units[place]] * (each.stop - each.start)
+
+    def _pass_gradients(self) -> None:
+        """Note which units send gradients to what others made, and those of variables."""
+        step = self._step
+        makers = {id(t): unit for unit, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)}
+        passed: dict[int, dict[int | None, None]] = {}
+        known: set[int] = set()
+        inner = {id(internal): id(external) for external, internal in step.graph.captures}
+        for each in self._notes.operations:
+            known.add(id(each.operation))
+            unit = self._units[self._place[id(each.operation)]]
+            for tensor, gradient in zip(each.operation.inputs, each.gradients, strict=False):
+                if gradient is None:
+                    continue
+                if id(tensor) in makers and makers[id(tensor)] != unit:
+                    passed.setdefault(id(tensor), {})[unit] = None
+                variable = self._trained.get(inner.get(id(tensor), 0))
+                is_outside = variable is not None or makers.get(id(tensor), unit) != unit
+                if isinstance(gradient, tf.IndexedSlices) and is_outside and unit is not None:
+                    step.sparse_units[unit] = tensor.name if variable is None else variable.path
+        # Functions and custom gradients do not tell of themselves.
+        for operation, unit in zip(self._operations, self._units, strict=True):
+            if operation.type in (*FUNCTION_CALLS, "IdentityN") and id(operation) not in known:
+                for tensor in operation.inputs:
+                    if id(tensor) in passed and makers[id(tensor)] != unit:
+                        passed[id(tensor)][unit] = None
+        step.gradient_units = {key: list(units) for key, units in passed.items()}
+        for taken in self._notes.taken:
+            for source, result in zip(taken.sources, taken.results, strict=True):
+                if result is not None and id(source) in self._trained and not taken.nested:
+                    is_sparse = isinstance(result, tf.IndexedSlices)
+                    step.weight_gradients.append(result.values if is_sparse else result)

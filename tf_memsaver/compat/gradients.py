@@ -1,0 +1,95 @@
+"""Listening to tapes: which operation each part of a backward pass is the gradient of.
+
+Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/eager/backprop.py``
+(``_gradient_function``, ``GradientTape.gradient``), ``execute.py`` and ``imperative_grad.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop, execute, imperative_grad
+
+from tf_memsaver.compat.tapes import could_possibly_record
+
+_MARK = "\n"
+"""Parts the name scope that an operation is recorded with from the operation's name. No scope has it."""
+
+
+class Listener(Protocol):
+    """Is told what tapes do in one graph, in which operations are counted."""
+
+    def differentiated(self, operation: Any, start: int, stop: int, gradients: Sequence[Any]) -> None:
+        """The gradient function of an operation has added operations ``start`` to ``stop``; it returned gradients."""
+
+    def took_gradients(
+        self, start: int, stop: int, sources: Sequence[Any], results: Sequence[Any], nested: bool
+    ) -> None:
+        """A tape has added operations; ``nested`` says that another tape may have recorded them."""
+
+
+class _Thread(threading.local):
+    """Who listens, and to which graph."""
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.listener: Listener | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def tapes_heard_by(listener: Listener) -> Iterator[None]:
+    """Tell ``listener`` what tapes do in the current graph with what is recorded while this is open."""
+    _make_tapes_tell()
+    before = _thread.graph, _thread.listener
+    _thread.graph, _thread.listener = tf.compat.v1.get_default_graph(), listener
+    try:
+        yield
+    finally:
+        _thread.graph, _thread.listener = before
+
+
+@functools.cache
+def _make_tapes_tell() -> None:
+    """Wrap what records operations, what differentiates one, and what a tape's ``gradient`` calls."""
+    record, differentiate, take = execute.record_gradient, backprop._gradient_function, imperative_grad.imperative_grad
+
+    @functools.wraps(record)
+    def recorded(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
+        is_heard = _thread.listener is not None and outputs and tf.is_symbolic_tensor(outputs[0])
+        if not is_heard or outputs[0].op.graph is not _thread.graph:
+            return record(op_name, inputs, attrs, outputs)
+        scope = f"{tf.get_current_name_scope()}{_MARK}{outputs[0].op.name}"
+        return pywrap_tfe.TFE_Py_RecordGradient(op_name, inputs, attrs, outputs, scope)
+
+    def differentiated(*given: Any) -> Any:
+        *others, marked = given
+        scope, mark, name = (marked or "").partition(_MARK)
+        if not mark or _thread.listener is None or tf.compat.v1.get_default_graph() is not _thread.graph:
+            return differentiate(*others, scope)
+        start = _thread.graph.num_operations()
+        gradients = differentiate(*others, scope)
+        flat = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+        operation = _thread.graph.get_operation_by_name(name)
+        _thread.listener.differentiated(operation, start, _thread.graph.num_operations(), flat)
+        return gradients
+
+    @functools.wraps(take)
+    def taken(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        if _thread.listener is None or tf.compat.v1.get_default_graph() is not _thread.graph:
+            return take(tape, target, sources, *args, **kwargs)
+        nested, start = could_possibly_record(), _thread.graph.num_operations()
+        results = take(tape, target, sources, *args, **kwargs)
+        _thread.listener.took_gradients(start, _thread.graph.num_operations(), sources, results, nested)
+        return results
+
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(differentiated)
+    execute.record_gradient, imperative_grad.imperative_grad = recorded, taken

@@ -1,0 +1,248 @@
+"""A model's own ``train_step`` as a program: the calls of all networks that it trains, and the code between them.
+
+In training the user's ``train_step`` runs. The calls of networks that it makes are taken over, each by the segments of
+a plan for what that network calls. So nothing has to be replaced where the networks hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_memsaver.compat import keras_calls, keras_models
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.ir.graph import Unit
+from tf_memsaver.ir.segments import Segment
+from tf_memsaver.parity.names import Names
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program.calls import Call, CallSequence, Reader
+from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.networks import HeardCall, heard_calls
+from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
+from tf_memsaver.program.signature import note_inputs, trained_on
+
+ProgramOf = Callable[[Any], ModelProgram]
+"""Makes the program of a network's call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedCall:
+    """A call of a network in a step: its calls are units ``start`` to ``stop``, its slots those from ``shift`` on."""
+
+    path: str
+    network: Any
+    program: ModelProgram
+    start: int
+    stop: int
+    shift: int
+
+
+class StepProgram:
+    """The networks that a ``train_step`` trains; ``opened`` are their calls, in order."""
+
+    def __init__(self, model: Any, program_of: ProgramOf) -> None:
+        """Trace the step of ``model``, which is only read, to hear which networks it calls.
+
+        Raises:
+          UnsupportedModelError: it cannot be traced, or it trains no network that can be planned for.
+        """
+        self.model = model
+        specs = trained_on(model)
+        assert specs is not None, "a step is traced on data"
+        self.opened: list[OpenedCall] = []
+        self._plain: dict[str, str] = {}
+        self._programs: dict[int, ModelProgram] = {}
+        calls: list[Call] = []
+        shift = 0
+        for heard in heard_calls(model, specs):
+            program = self._program(heard, program_of)
+            if program is None:
+                continue
+            start, inner = len(calls) + bool(calls), program.sequence
+            if calls:
+                calls.append(_Between(len(self.opened), calls[-1].outputs))
+            calls += [_Placed(call, f"{heard.path}/", shift) for call in inner.calls]
+            opened = OpenedCall(
+                path=heard.path, network=heard.layer, program=program, start=start, stop=len(calls), shift=shift
+            )
+            self.opened.append(opened)
+            shift += inner.slot_count
+        if not self.opened:
+            raise self._nothing_to_plan()
+        self.sequence = _joined(calls, self.opened, shift)
+
+    def _program(self, heard: HeardCall, program_of: ProgramOf) -> ModelProgram | None:
+        """Return the program of a call that is heard, or None where it stays plain."""
+        if heard.plain:
+            self._plain[heard.path] = heard.plain
+            return None
+        network = heard.layer
+        try:
+            if id(network) not in self._programs:
+                if keras_models.inner_functional(network) is None:
+                    note_inputs(network, heard.inputs)
+                self._programs[id(network)] = program_of(network)
+        except UnsupportedModelError as error:
+            self._plain[heard.path] = str(error)
+            return None
+        return self._programs[id(network)]
+
+    def _nothing_to_plan(self) -> UnsupportedModelError:
+        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:5])
+        return UnsupportedModelError(
+            f"the train_step of model '{self.model.name}' ({type(self.model).__name__}) trains no network that can be "
+            f"planned for: {reasons or 'it calls no layer'}. Put what it trains into networks (keras.Sequential, or "
+            f"keras.Model with a call())."
+        )
+
+    def check_units(self, units: Sequence[Unit]) -> None:
+        """Say in the log which networks stay as they are, and why.
+
+        Raises:
+          UnsupportedModelError: nothing can be replayed.
+        """
+        if all(unit.pinned for unit in units):
+            raise self._nothing_to_plan()
+        for path, reason in self._plain.items():
+            logging.info("model '%s': '%s' keeps its activations: %s", self.model.name, path, reason)
+
+    def training_call(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
+        """Return what runs the ``train_step`` by a plan.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model.
+        """
+        plan.check_matches(self.sequence.signatures, self.sequence.labels)
+        calls = {}
+        for opened in self.opened:
+            inner = opened.program.sequence
+            own = replace(
+                plan,
+                segments=tuple(_within(plan.segments, opened.start, opened.stop)),
+                labels=inner.labels,
+                signatures=inner.signatures,
+            )
+            if own.recomputed_units:
+                calls[opened.path] = opened.program.training_call(own, segmenter)
+        return StepInSegments(calls)
+
+
+def _within(segments: Sequence[Segment], start: int, stop: int) -> Iterator[Segment]:
+    """Yield what lies of segments between two positions, as seen from the first of them."""
+    for segment in segments:
+        first, last = max(segment.start, start), min(segment.stop, stop)
+        if first < last:
+            children = tuple(_within(segment.children, start, stop))
+            yield replace(segment, start=first - start, stop=last - start, children=children)
+
+
+class StepInSegments:
+    """Runs a ``train_step`` in which calls of networks run in segments."""
+
+    def __init__(self, calls: Mapping[str, TrainingCall]) -> None:
+        """Take the networks' calls by their names."""
+        self._calls = calls
+
+    def train_step(self, model: Any, data: Any) -> Any:
+        """Return what the ``train_step`` of a model's own class returns."""
+        with keras_calls.layer_calls_go_to(_Handler(self._calls)):
+            return keras_models.own_class(model).train_step(model, data)  # type: ignore[attr-defined]
+
+
+class _Handler:
+    """Makes the calls of layers in one ``train_step`` (see ``keras_calls.layer_calls_go_to``)."""
+
+    def __init__(self, calls: Mapping[str, TrainingCall]) -> None:
+        self._calls, self._paths, self._graph = calls, LayerPaths(), tf.compat.v1.get_default_graph()
+
+    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return call(*args, **kwargs)
+        with self._paths.outermost(layer) as path:
+            if path is None or path not in self._calls:
+                return call(*args, **kwargs)
+            with keras_calls.layer_calls_go_to(None), keras_calls.next_call_runs(layer, self._calls[path]):
+                return call(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A network's call among those of a step (see ``calls.Call``)."""
+
+    call: Call
+    prefix: str
+    shift: int
+
+    @property
+    def operation(self) -> Any:
+        return self.call.operation
+
+    @property
+    def label(self) -> str:
+        return self.prefix + self.call.label
+
+    @property
+    def kind(self) -> str:
+        return self.call.kind
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return tuple(slot + self.shift for slot in self.call.inputs)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        return tuple(slot + self.shift for slot in self.call.outputs)
+
+    @property
+    def signature(self) -> str:
+        return self.call.signature
+
+    @property
+    def pinned(self) -> str:
+        return self.call.pinned
+
+    def readers(self, slot: int) -> list[Reader]:
+        return self.call.readers(slot - self.shift)
+
+    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
+        return self.call.run(slots[self.shift :], training, names)
+
+
+class _Between:
+    """The code of a step between two calls of networks, which runs once."""
+
+    operation: Any = None
+    kind = "Python"
+    signature = "Python"
+    pinned = "is Python code between networks, which runs once"
+    outputs: tuple[int, ...] = ()
+
+    def __init__(self, number: int, inputs: tuple[int, ...]) -> None:
+        self.label, self.inputs = f"python_{number}", inputs
+
+    def readers(self, slot: int) -> list[Reader]:
+        return [Reader("", "", None)] if slot in self.inputs else []
+
+    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
+        raise AssertionError("code between networks runs as the user wrote it")
+
+
+def _joined(calls: Sequence[Call], opened: Sequence[OpenedCall], slot_count: int) -> CallSequence:
+    """Return the calls of all networks as one sequence."""
+
+    def all_of(name: str) -> list[int]:
+        return [slot + each.shift for each in opened for slot in getattr(each.program.sequence, name)]
+
+    return CallSequence(
+        calls=tuple(calls),
+        inputs=tuple(all_of("inputs")),
+        outputs=tuple(all_of("outputs")),
+        slot_count=slot_count,
+        resident=frozenset(all_of("resident")),
+        weights=frozenset(all_of("weights")),
+        read_again=frozenset(all_of("read_again")),
+    )
