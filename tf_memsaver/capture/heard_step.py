@@ -199,10 +199,11 @@ class _Assignment:
                     continue
                 if id(tensor) in makers and makers[id(tensor)] != unit:
                     passed.setdefault(id(tensor), {})[unit] = None
-                variable = self._trained.get(inner.get(id(tensor), 0))
-                is_outside = variable is not None or makers.get(id(tensor), unit) != unit
-                if isinstance(gradient, tf.IndexedSlices) and is_outside and unit is not None:
-                    step.sparse_units[unit] = tensor.name if variable is None else variable.path
+                if isinstance(gradient, tf.IndexedSlices) and unit is not None:
+                    source = _source(tensor)
+                    variable = self._trained.get(inner.get(id(source), 0))
+                    if variable is not None or makers.get(id(source), unit) != unit:
+                        step.sparse_units[unit] = source.name if variable is None else variable.path
         # Functions and custom gradients do not tell of themselves.
         for operation, unit in zip(self._operations, self._units, strict=True):
             if operation.type in (*FUNCTION_CALLS, "IdentityN") and id(operation) not in known:
@@ -215,3 +216,10 @@ class _Assignment:
                 if result is not None and id(source) in self._trained and not taken.nested:
                     is_sparse = isinstance(result, tf.IndexedSlices)
                     step.weight_gradients.append(result.values if is_sparse else result)
+
+
+def _source(tensor: Any) -> Any:
+    """Return what a sparse gradient of a tensor is passed on to: a variable's handle, if the tensor is read from one."""
+    while tensor.op.type in ("Cast", "Identity", "ReadVariableOp"):
+        tensor = tensor.op.inputs[0]
+    return tensor
