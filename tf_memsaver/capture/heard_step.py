@@ -219,7 +219,7 @@ class _Assignment:
 
 
 def _source(tensor: Any) -> Any:
-    """Return what a sparse gradient of a tensor is passed on to: a variable's handle, if the tensor is read from one."""
+    """Return what the sparse gradient of a tensor goes to: a variable, if the tensor is read from one."""
     while tensor.op.type in ("Cast", "Identity", "ReadVariableOp"):
         tensor = tensor.op.inputs[0]
     return tensor
