@@ -1,12 +1,19 @@
-"""Slow tests are marked ``long`` and run with ``tools/test --long``."""
+"""Slow tests run with ``tools/test --long`` only: those that are marked ``long``, and those listed in slow_tests.txt.
+
+``python -m tools.slow_tests`` makes the list of measured times.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+
+SLOW = frozenset(Path(__file__).with_name("slow_tests.txt").read_text(encoding="utf-8").splitlines())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="run the tests that are marked long, too")
+    parser.addoption("--long", action="store_true", help="run the slow tests, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,6 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--long"):
         return
-    slow = [item for item in items if item.get_closest_marker("long")]
-    items[:] = [item for item in items if item not in set(slow)]
-    config.hook.pytest_deselected(items=slow)
+    named = any("::" in argument for argument in config.args)
+    slow = {item for item in items if item.get_closest_marker("long") or (item.nodeid in SLOW and not named)}
+    items[:] = [item for item in items if item not in slow]
+    config.hook.pytest_deselected(items=list(slow))

@@ -248,7 +248,7 @@ def test_verify_says_where_fit_cannot_run(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level("WARNING", logger="absl"):
         found = tf_memsaver.verify(model, optimized, batch_size=4, steps=1)
     assert found.identical and not any("fit" in each.kind for each in found.checks)
-    assert any("cannot be trained by fit on made-up data" in said and "no such data" in said for said in _said(caplog))
+    assert any("cannot be trained by fit on this data" in said and "no such data" in said for said in _said(caplog))
 
 
 def _said(capture: pytest.LogCaptureFixture) -> list[str]:

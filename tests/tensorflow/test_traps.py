@@ -453,7 +453,7 @@ def test_trap_20_unknown_dimensions_are_errors() -> None:
 def test_trap_20_the_batch_size_is_never_guessed(batch_size: Any) -> None:
     with pytest.raises(InvalidRequestError, match="batch_size"):
         tf_memsaver.optimize(models.chain(), batch_size=batch_size)
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidRequestError, match="batch_size"):
         tf_memsaver.optimize(models.chain())
 
 

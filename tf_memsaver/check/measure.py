@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.check.tether import tether
-from tf_memsaver.check.training_step import KeptState, TrainingStep
+from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
 from tf_memsaver.compat import keras_copies, keras_models
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import MeasurementError
@@ -34,7 +34,7 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.signature import batch_of_json, batch_to_json, inputs_to_json
+from tf_memsaver.program.signature import batch_of_json, batch_to_json, inputs_to_json, is_planned_as_a_step
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
 
     A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
     outputs; where the compiled loss cannot be computed on made-up targets, that stands in for it, and the log says so.
-    The model, its variables and its optimizer are as before when this returns.
+    With data, a model with a ``train_step`` of its own runs that. The model, its variables and its optimizer are as
+    before when this returns.
 
     Args:
       model: a plain or optimized Functional or Sequential model.
@@ -229,9 +230,7 @@ def _measure_here(model: Any, told: Told, mode: str, steps: int) -> Measurement:
     device = device_name()
     (given,) = told.batches(model, 1)
     with KeptState(model):
-        optimizer = own_optimizer(model)
-        stand_in = batch.needs_stand_in(model, told.batch_size, given)
-        step = TrainingStep(model, mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
+        step = _step_of(model, told, mode, given)
         started = time.perf_counter()
         step.trace(given)
         trace_seconds = time.perf_counter() - started
@@ -257,6 +256,14 @@ def _measure_here(model: Any, told: Told, mode: str, steps: int) -> Measurement:
         trace_seconds=0.0 if mode == "eager" else trace_seconds,
         steps=steps,
     )
+
+
+def _step_of(model: Any, told: Told, mode: str, given: Batch) -> OwnTrainStep | TrainingStep:
+    if is_planned_as_a_step(model):
+        return OwnTrainStep(model, mode, given)
+    optimizer = own_optimizer(model)
+    stand_in = batch.needs_stand_in(model, told.batch_size, given)
+    return TrainingStep(model, mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
 
 
 def device_name() -> str:

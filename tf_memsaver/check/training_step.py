@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_memsaver.compat.keras_training import compiled_parts
@@ -16,13 +17,14 @@ from tf_memsaver.program.kept_objects import KeptObjects
 
 
 class KeptState:
-    """Context that puts models and what they are compiled with back as they were, in place.
+    """Context that puts models, what they are compiled with and what else they train with back as they were, in place.
 
     Variables get their values back, and optimizers, losses and metrics that were built meanwhile are as before.
     """
 
     def __init__(self, *models: Any) -> None:
-        self._objects = KeptObjects(*(part for model in models for part in compiled_parts(model)))
+        parts = [part for model in models for part in (*compiled_parts(model), *vars(model).values())]
+        self._objects = KeptObjects(*parts)
         variables = [v for model in models for v in model.variables]
         self._variables = {id(v): v for v in [*variables, *self._objects.variables]}.values()
 
@@ -40,7 +42,53 @@ class KeptState:
             variable.assign(value)
 
 
-class TrainingStep:
+class Step:
+    """A function of a batch, run in a ``Mode`` of ``options.table``; its batch dimension is free, if that is wanted."""
+
+    def __init__(self, function: Callable[..., Any], mode: str, example: Batch, *, free_batch: bool = True) -> None:
+        """Prepare to run a function of the leaves of batches like ``example``."""
+        self._function, self._mode = function, mode
+        if mode != "eager":
+            signature = [_free(leaf) if free_batch else tf.TensorSpec.from_tensor(leaf) for leaf in example.leaves]
+            self._function = tf.function(function, jit_compile=mode == "xla", input_signature=signature)
+
+    def trace(self, given: Batch) -> None:
+        """Trace (graph mode) or trace and compile (XLA) the step; compiling runs it once."""
+        if self._mode == "graph":
+            with gradients_end_with_graphs():
+                self._function.get_concrete_function()  # type: ignore[attr-defined]
+        elif self._mode == "xla":
+            self.run(given)
+
+    def run(self, given: Batch) -> Any:
+        """Run one step to its end; return what the function returns."""
+        with gradients_end_with_graphs():
+            result = self._function(*given.leaves)
+        for tensor in tf.nest.flatten(result)[:1]:
+            tensor.numpy()
+        return result
+
+
+class OwnTrainStep(Step):
+    """The ``train_step`` of a model that has its own; a step returns its logs."""
+
+    def __init__(self, model: Any, mode: str, example: Batch) -> None:
+        """Prepare the step on batches like ``example``."""
+        structure = example.mapped(lambda _: 0)
+
+        def step(*leaves: Any) -> Any:
+            return model.train_step(keras.utils.pack_x_y_sample_weight(*structure.filled(leaves)))
+
+        super().__init__(step, mode, example)
+        self.gradient_bytes = sum(bytes_of(v) for v in model.trainable_variables if is_trained(v))
+
+
+def bytes_of(variable: Any) -> int:
+    """Return the size of a Keras variable."""
+    return int(variable.value.shape.num_elements() * variable.value.dtype.size)
+
+
+class TrainingStep(Step):
     """One training step: a tape, the loss, the gradients, and the update where there is an optimizer.
 
     The batch dimension is free, as in ``fit``. With every shape known, TensorFlow's graph optimizer turns sums of three
@@ -70,12 +118,8 @@ class TrainingStep:
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.weights)
-        self._function: Callable[..., Any] = self._step
-        if mode != "eager":
-            signature = [_free(leaf) if free_batch else tf.TensorSpec.from_tensor(leaf) for leaf in example.leaves]
-            self._function = tf.function(self._step, jit_compile=mode == "xla", input_signature=signature)
-        self._mode = mode
-        self.gradient_bytes = sum(v.value.shape.num_elements() * v.value.dtype.size for v in self.weights)
+        self.gradient_bytes = sum(map(bytes_of, self.weights))
+        super().__init__(self._step, mode, example, free_batch=free_batch)
 
     def _step(self, *leaves: Any) -> tuple[Any, list[Any]]:
         given = self._structure.filled(leaves)
@@ -90,21 +134,6 @@ class TrainingStep:
                 raise batch.no_gradient(self._model.name)
             self._optimizer.apply_gradients(pairs)
         return loss, gradients if self._returned else []
-
-    def trace(self, given: Batch) -> None:
-        """Trace (graph mode) or trace and compile (XLA) the step; compiling runs it once."""
-        if self._mode == "graph":
-            with gradients_end_with_graphs():
-                self._function.get_concrete_function()  # type: ignore[attr-defined]
-        elif self._mode == "xla":
-            self.run(given)
-
-    def run(self, given: Batch) -> tuple[Any, list[Any]]:
-        """Run one step to its end; return the loss and the gradients, in the order of ``weights``."""
-        with gradients_end_with_graphs():
-            loss, gradients = self._function(*given.leaves)
-        loss.numpy()
-        return loss, gradients
 
 
 def _free(tensor: Any) -> tf.TensorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,15 @@ from absl import logging
 
 from tf_memsaver.check.training_step import KeptState, TrainingStep
 from tf_memsaver.compat.eager import deterministic_operations
-from tf_memsaver.compat.keras_training import own_optimizer
+from tf_memsaver.compat.keras_training import compiled_parts, own_optimizer
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import RunOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.signature import signature_of
+from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.signature import is_planned_as_a_step, signature_of
 from tf_memsaver.rewrite.optimized_model import another
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     model is also trained by Keras's own ``fit`` (not in eager mode), and what that logs after each step and all
     variables at the end, the optimizer's included, are compared, too. Models, variables and the optimizer are as before
     when this returns. Where the compiled loss cannot be computed on made-up targets, the mean square of the outputs
-    stands in for it, there is no ``fit``, and the log says so.
+    stands in for it, there is no ``fit``, and the log says so. With data, a model with a ``train_step`` of its own is
+    trained by ``fit`` alone.
 
     Args:
       model: the plain model.
@@ -130,8 +132,9 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
       InvalidRequestError: the models do not share their variables, or an argument has no meaning.
     """
     told, steps, mode = told_of(model, options), options["steps"], options["mode"]
-    signature_of(model)
-    signature_of(optimized)
+    if not is_planned_as_a_step(model):
+        signature_of(model)
+        signature_of(optimized)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
         raise InvalidRequestError(
             "the two models do not share their variables: compare a model with what optimize(model) returned for it"
@@ -150,6 +153,8 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
     """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
     with KeptState(model, optimized) as state:
         trial = _Trial(model, told, steps, mode, state)
+        if is_planned_as_a_step(model):
+            return _compared_by(trial.fit, model, optimized, mode)
         plain_step = trial.step_of(model)
         plain, fits = trial.train(model, plain_step), False
         if own_optimizer(model) is not None and mode != "eager" and not trial.stand_in:
@@ -173,6 +178,18 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
                 plain = trained(model, trial.step_of(model))
             other = trained(optimized, trial.step_of(optimized))
     return _compare(plain, other), deterministic
+
+
+def _compared_by(
+    train: Callable[[Any], Record], model: Any, optimized: Any, mode: str
+) -> tuple[tuple[Check, ...], bool]:
+    """Train both models in one way; return the comparisons, and whether deterministic operations were needed."""
+    plain = train(model)
+    deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, train(model)))
+    with deterministic_operations() if deterministic else contextlib.nullcontext():
+        if deterministic:
+            plain = train(model)
+        return _compare(plain, train(optimized)), deterministic
 
 
 Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
@@ -210,7 +227,7 @@ class _Trial:
         """Return what ``fit`` logs after every step and leaves in the variables."""
         self._state.restore()
         subject = another(model)
-        subject.run_eagerly, subject.jit_compile = False, self.mode == "xla"
+        subject.run_eagerly, subject.jit_compile = self.mode == "eager", self.mode == "xla"
         record: Record = {}
 
         def note(step: int, logs: dict[str, Any]) -> None:
@@ -220,27 +237,33 @@ class _Trial:
         with warnings.catch_warnings():
             # Keras warns of what is so in the user's own fit, too.
             warnings.simplefilter("ignore")
-            subject.fit(_AsData(self._batches, self._size), shuffle=False, verbose=0, callbacks=[noting])
+            subject.fit(_as_dataset(self._batches, self._size), verbose=0, callbacks=[noting])
         for variable in subject.variables:
             kind = "weight after fit" if variable.trainable else "state after fit"
             record[kind, variable.path, self.steps - 1] = variable.numpy()
-        for place, variable in enumerate(subject.optimizer.variables):
+        for place, variable in enumerate(_slots_of(subject)):
             record["slot after fit", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
         return record
 
 
-class _AsData(keras.utils.PyDataset):
-    """Batches as data for ``fit``. The last one is not full, so that the batch dimension is free, as with most data."""
+def _slots_of(model: Any) -> list[Any]:
+    """Return the variables of all optimizers that a model has."""
+    parts = [*compiled_parts(model), *vars(model).values()]
+    optimizers = [each for each in KeptObjects(*parts).objects if isinstance(each, keras.optimizers.Optimizer)]
+    return [variable for optimizer in optimizers for variable in optimizer.variables]
 
-    def __init__(self, batches: Sequence[Batch], size: int) -> None:
-        super().__init__()
-        self._batches = [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
 
-    def __len__(self) -> int:
-        return len(self._batches)
+def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:
+    """Return batches as data for ``fit``; the last is not full, so that the batch is free, as with most data."""
+    given = [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
+    elements = [_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in given]
+    free = keras.tree.map_structure(lambda each: tf.TensorSpec(_with_free_batch(each, size), each.dtype), elements[0])
+    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
 
-    def __getitem__(self, place: int) -> Any:
-        return _without_lists(keras.utils.pack_x_y_sample_weight(*self._batches[place]))
+
+def _with_free_batch(tensor: tf.Tensor, size: int) -> tf.TensorShape:
+    has_batch = tensor.shape.rank and tensor.shape[0] == size
+    return tf.TensorShape([None]).concatenate(tensor.shape[1:]) if has_batch else tensor.shape
 
 
 def _without_lists(structure: Any) -> Any:

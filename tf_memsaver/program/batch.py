@@ -16,7 +16,14 @@ from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.program.data import Batch, Data, data_of
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.signature import check_model, note_batch, note_inputs, signature_of, trained_on
+from tf_memsaver.program.signature import (
+    check_model,
+    is_planned_as_a_step,
+    note_batch,
+    note_inputs,
+    signature_of,
+    trained_on,
+)
 
 
 class Told(NamedTuple):
@@ -217,7 +224,7 @@ def needs_stand_in(model: Any, batch_size: int, given: Batch | None = None) -> b
     The loss is traced by itself, for outputs of the model's shapes and, for a given batch, computed on made-up ones.
     The model is left as it was.
     """
-    if not _has_loss(model):
+    if is_planned_as_a_step(model) or not _has_loss(model):
         return False
     specs, outputs = batch_specs(model, batch_size), _output_specs(model, batch_size)
 

@@ -17,10 +17,9 @@ from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.model_function import check_no_plan_inside
 from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.signature import trained_on
+from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.sublayer_program import SublayerProgram
-from tf_memsaver.program.train_step import has_own_train_step
 
 
 class Kind(NamedTuple):
@@ -57,11 +56,6 @@ def program_of(model: Any, granularity: str) -> ModelProgram | StepProgram:
     if is_planned_as_a_step(model):
         return StepProgram(model, functools.partial(_call_program, granularity))
     return _call_program(granularity, model)
-
-
-def is_planned_as_a_step(model: Any) -> bool:
-    """Whether a plan is for the ``train_step`` of a model, not for its call."""
-    return has_own_train_step(model) and trained_on(model) is not None
 
 
 def _call_program(granularity: str, model: Any) -> ModelProgram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def heard_calls(model: Any, specs: Batch) -> tuple[HeardCall, ...]:
     except Exception as error:  # Whatever a train_step that somebody wrote may raise.
         raise UnsupportedModelError(
             f"the train_step of model '{model.name}' cannot be traced on its data ({type(error).__name__}: "
-            f"{str(error).strip().partition(chr(10))[0]}). Compile the model before, and give the data that fit gets."
+            f"{str(error).strip().partition(chr(10))[0]}). Compile the model first, and give the data that fit gets."
         ) from error
     finally:
         release(graph)
@@ -118,11 +118,13 @@ def _gradients_through(graph: Any, hearing: LayerHearing, notes: TapeNotes) -> l
         for operation in operations[call.start : call.stop]
     }
     nested = [(taken.start, taken.stop) for taken in notes.taken if taken.nested]
+    # Tapes differentiate more than they are asked for, which graph optimisation takes out.
+    wanted = _behind(result for taken in notes.taken for result in taken.results)
     through: set[int] = set()
     twice: set[int] = set()
     for each in notes.operations:
         place = owner.get(id(each.operation))
-        if place is not None:
+        if place is not None and any(id(added) in wanted for added in operations[each.start : each.stop]):
             through.add(place)
             if any(start <= each.start < stop for start, stop in nested):
                 twice.add(place)
@@ -131,3 +133,17 @@ def _gradients_through(graph: Any, hearing: LayerHearing, notes: TapeNotes) -> l
         "a gradient is taken of its gradient" if place in twice else reasons[place in through]
         for place in range(len(hearing.calls))
     ]
+
+
+def _behind(tensors: Iterable[Any]) -> set[int]:
+    """Return the ids of the operations that tensors are made of."""
+    found: set[int] = set()
+    stack = [
+        part.op for tensor in tensors for part in tf.nest.flatten(tensor, expand_composites=True) if part is not None
+    ]
+    while stack:
+        operation = stack.pop()
+        if id(operation) not in found:
+            found.add(id(operation))
+            stack.extend(tensor.op for tensor in operation.inputs)
+    return found

@@ -155,6 +155,11 @@ def trained_on(model: Any) -> Batch | None:
     return _TRAINED_ON.get(model)
 
 
+def is_planned_as_a_step(model: Any) -> bool:
+    """Whether a plan is for the ``train_step`` of a model, not for its call."""
+    return has_own_train_step(model) and trained_on(model) is not None
+
+
 def _taken_by(model: Any, functional: Any, given: Any) -> Any:
     """Return the specs of a Functional model's own inputs for those of a batch, which it may name, cast and reshape."""
     graph = FuncGraph("inputs")

@@ -13,8 +13,7 @@ from tf_memsaver.errors import CertificationError, MemsaverError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
-from tf_memsaver.program.kinds import is_planned_as_a_step
-from tf_memsaver.program.signature import signature_of
+from tf_memsaver.program.signature import is_planned_as_a_step, signature_of
 
 
 def certify(model: Any, plan: Plan, copy: Callable[[], Any]) -> None:

@@ -21,13 +21,14 @@ from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_tr
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options import refused
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.program.kinds import is_planned_as_a_step, program_of
+from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.program import TrainingCall
 from tf_memsaver.program.signature import (
     batch_to_json,
     check_model,
     inputs_to_json,
+    is_planned_as_a_step,
     note_batch_of_json,
     note_inputs_of_json,
     share_signature,

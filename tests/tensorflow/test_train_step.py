@@ -1,0 +1,338 @@
+"""Models with a ``train_step`` of their own, planned as that step: networks and tapes are heard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.program.data import Batch
+from tf_memsaver.program.networks import heard_calls
+from tf_memsaver.program.signature import note_batch, trained_on
+
+WIDTH = 8
+X = np.random.default_rng(0).standard_normal((192, WIDTH)).astype(np.float32)
+
+
+def network(name: str) -> Any:
+    """A chain of layers with dropout and state."""
+    steps = [
+        step
+        for _ in range(3)
+        for step in (layers.Dense(WIDTH, "gelu"), layers.BatchNormalization(), layers.Dropout(0.2, seed=3))
+    ]
+    return keras.Sequential([keras.Input((WIDTH,)), *steps, layers.Dense(WIDTH)], name=name)
+
+
+def data() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(X).batch(64)
+
+
+class Trained(keras.Model):
+    """Networks that only ``loss_of`` brings together."""
+
+    def __init__(self, **networks: Any) -> None:
+        super().__init__()
+        for name, each in networks.items():
+            setattr(self, name, each)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def loss_of(self, x: Any) -> Any:
+        raise NotImplementedError
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class Pair(Trained):
+    """An encoder and a decoder, with code between them."""
+
+    def loss_of(self, x: Any) -> Any:
+        hidden = self.encoder(x, training=True)
+        made = self.decoder(hidden + 0.1 * tf.sin(hidden), training=True)
+        return tf.reduce_mean((made - x) ** 2) + 0.01 * tf.reduce_mean(hidden**2)
+
+
+class Siamese(Trained):
+    """One network that is called three times."""
+
+    def loss_of(self, x: Any) -> Any:
+        a, b, c = (self.network(each, training=True) for each in (x, x + 1.0, -x))
+        return tf.reduce_mean((a - b) ** 2 - 0.1 * (a - c) ** 2)
+
+
+class Distilled(Trained):
+    """A frozen teacher inside the tape."""
+
+    def loss_of(self, x: Any) -> Any:
+        return tf.reduce_mean((self.student(x, training=True) - self.teacher(x, training=False)) ** 2)
+
+
+class InLists(Trained):
+    """Networks in a list, in a dict and in a function's closure, two of them with a ``call`` of their own."""
+
+    def loss_of(self, x: Any) -> Any:
+        y = self.parts[0](x)
+        y = self.by_name["second"](y, training=True)
+        return tf.reduce_mean(self.closure(y) ** 2)
+
+
+class Adversaries(Trained):
+    """Two tapes, one after the other, with an update between them."""
+
+    def train_step(self, x: Any) -> Any:
+        fake = self.generator(x)
+        with tf.GradientTape() as tape:
+            d_loss = tf.reduce_mean(self.critic(fake, training=True) - self.critic(x, training=True))
+        weights = self.critic.trainable_variables
+        self.optimizer.apply(tape.gradient(d_loss, weights), weights)
+        with tf.GradientTape() as tape:
+            g_loss = -tf.reduce_mean(self.critic(self.generator(x, training=True), training=True))
+        weights = self.generator.trainable_variables
+        self.second.apply(tape.gradient(g_loss, weights), weights)
+        return {"d": d_loss, "g": g_loss}
+
+
+class TwoTapesAtOnce(Trained):
+    """Two tapes that record the same calls."""
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            fake = self.critic(self.generator(x, training=True), training=True)
+            g_loss = -tf.reduce_mean(fake)
+            d_loss = tf.reduce_mean(fake**2) - tf.reduce_mean(self.critic(x, training=True))
+        of_g, of_d = self.generator.trainable_variables, self.critic.trainable_variables
+        g, d = first.gradient(g_loss, of_g), second.gradient(d_loss, of_d)
+        self.second.apply(g, of_g)
+        self.optimizer.apply(d, of_d)
+        return {"d": d_loss, "g": g_loss}
+
+
+class Penalized(Trained):
+    """A gradient of a gradient, through one of three calls."""
+
+    def loss_of(self, x: Any) -> Any:
+        between = 0.5 * x
+        with tf.GradientTape() as tape:
+            tape.watch(between)
+            judged = self.critic(between, training=True)
+        slopes = tape.gradient(judged, between)
+        return tf.reduce_mean(self.critic(x, training=True)) + tf.reduce_mean((slopes - 1.0) ** 2)
+
+
+class Persistent(Trained):
+    """One tape that gives two gradients."""
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            hidden = self.encoder(x, training=True)
+            one = tf.reduce_mean((self.decoder(hidden, training=True) - x) ** 2)
+            other = tf.reduce_mean(hidden**2)
+        self.optimizer.apply(tape.gradient(one, self.decoder.trainable_variables), self.decoder.trainable_variables)
+        self.second.apply(tape.gradient(other, self.encoder.trainable_variables), self.encoder.trainable_variables)
+        return {"one": one, "other": other}
+
+
+class Listed(Trained):
+    """A network from tokens: its first layer has a sparse gradient."""
+
+    def loss_of(self, x: Any) -> Any:
+        tokens = tf.cast(tf.abs(x) * 3, tf.int32)
+        return tf.reduce_mean(self.network(tokens, training=True) ** 2)
+
+
+def compiled(model: Any) -> Any:
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    model.second = keras.optimizers.SGD(0.1, momentum=0.9)
+    return model
+
+
+def pair() -> Any:
+    return compiled(Pair(encoder=network("encoder"), decoder=network("decoder")))
+
+
+def siamese() -> Any:
+    return compiled(Siamese(network=network("network")))
+
+
+def distilled() -> Any:
+    model = Distilled(student=network("student"), teacher=network("teacher"))
+    model.teacher.trainable = False
+    return compiled(model)
+
+
+class Own(keras.Model):
+    """A network with a ``call`` of its own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.blocks = [keras.Sequential([layers.Dense(16, "relu"), layers.Dense(WIDTH)]) for _ in range(4)]
+
+    def call(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = tf.sin(x) + block(x)
+        return x
+
+
+def in_lists() -> Any:
+    third = network("third")
+    model = InLists(parts=[Own("first")], by_name={"second": network("second")}, third=third)
+    model.closure = lambda x: third(x, training=True)
+    return compiled(model)
+
+
+def adversaries() -> Any:
+    return compiled(Adversaries(generator=network("generator"), critic=network("critic")))
+
+
+def two_tapes_at_once() -> Any:
+    return compiled(TwoTapesAtOnce(generator=network("generator"), critic=network("critic")))
+
+
+def penalized() -> Any:
+    return compiled(Penalized(critic=network("critic")))
+
+
+def persistent() -> Any:
+    return compiled(Persistent(encoder=network("encoder"), decoder=network("decoder")))
+
+
+def listed() -> Any:
+    steps = [layers.Dense(32, "gelu", name=f"dense{number}") for number in range(5)]
+    tokens = [keras.Input((WIDTH,), dtype="int32"), layers.Embedding(16, 12, name="tokens"), *steps]
+    return compiled(Listed(network=keras.Sequential(tokens, name="network")))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [pair, siamese, distilled, in_lists, adversaries, two_tapes_at_once, penalized, persistent, listed],
+    ids=lambda build: build.__name__,
+)
+def test_steps_train_alike(build: Any) -> None:
+    keras.utils.set_random_seed(0)
+    model = build()
+    before = dict(vars(model))
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    plan = optimized.memsaver_plan
+    assert plan.recomputed and plan.batch_size == 64 and type(optimized).__name__ == type(model).__name__
+    assert {name: value for name, value in vars(model).items() if name in before} == before
+    found = tf_memsaver.verify(model, optimized, data=data(), steps=3)
+    assert found.identical, str(found)
+    kinds = found.to_json()["compared"]
+    assert kinds["weight after fit"] and kinds["slot after fit"] and kinds["log of fit"]
+
+
+def heard(model: Any) -> dict[str, str]:
+    note_batch(model, Batch(tf.TensorSpec((None, WIDTH), tf.float32)))
+    specs = trained_on(model)
+    assert specs is not None
+    return {call.path: call.plain for call in heard_calls(model, specs)}
+
+
+def test_what_stays_plain_and_why() -> None:
+    assert heard(distilled()) == {"student": "", "teacher": "no gradient is taken through it"}
+    assert heard(penalized()) == {"critic": "a gradient is taken of its gradient", "critic#2": ""}
+    assert heard(siamese()) == {"network": "", "network#2": "", "network#3": ""}
+    assert list(heard(adversaries()).values()) == ["no gradient is taken through it", *[""] * 4]
+
+
+def test_what_has_a_sparse_gradient_is_kept() -> None:
+    graph = tf_memsaver.capture_graph(listed(), data=data())
+    assert graph.units[0].label == "network/tokens"
+    assert graph.units[0].pinned == "keeps the sparse gradient of network/tokens/embeddings"
+    assert [unit.label for unit in graph.units if unit.pinned] == ["network/tokens", "network/dense4"]
+
+
+class LikeKeras(keras.Model):
+    """A Functional model that says itself what Keras's own ``train_step`` does."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred, training=True)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {**self.compute_metrics(x, y, y_pred), "loss": loss}
+
+
+def residual(cls: Any) -> Any:
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(8, 3, padding="same", activation="relu")(inputs)
+    for _ in range(3):
+        y = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", activity_regularizer="l2")(x))
+        x = layers.Add()([x, layers.Dropout(0.1)(layers.ReLU()(y))])
+    x = layers.Dense(3, kernel_regularizer="l2")(layers.GlobalAveragePooling2D()(x))
+    model = cls(inputs, x)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    return model
+
+
+def by_unit(graph: Graph, phase: Phase) -> dict[int, Counter[str]]:
+    found: dict[int, Counter[str]] = {}
+    for op in graph.ops:
+        # Terms of one gradient are added by the tape, between the gradients of layers.
+        if op.unit is not None and op.phase is phase and op.type != "AddN":
+            found.setdefault(op.unit, Counter())[op.type] += 1
+    return found
+
+
+def test_a_step_is_heard_as_it_is_put_together() -> None:
+    given = (np.zeros((4, 16, 16, 3), np.float32), np.zeros((4,), np.int64))
+    told = tf_memsaver.capture_graph(residual(LikeKeras), data=given)
+    known = tf_memsaver.capture_graph(residual(keras.Model), data=given)
+    assert [unit.signature for unit in told.units] == [unit.signature for unit in known.units]
+    assert [unit.pinned for unit in told.units] == [unit.pinned for unit in known.units]
+    assert by_unit(told, Phase.FORWARD) == by_unit(known, Phase.FORWARD)
+    assert by_unit(told, Phase.BACKWARD) == by_unit(known, Phase.BACKWARD)
+    assert [cut.position for cut in told.cuts] == [cut.position for cut in known.cuts]
+
+
+def test_an_optimized_step_takes_less_memory() -> None:
+    keras.utils.set_random_seed(0)
+    wide = [keras.Sequential([keras.Input((512,)), *(layers.Dense(512, "gelu") for _ in range(6))]) for _ in range(2)]
+    model = compiled(Pair(encoder=wide[0], decoder=wide[1]))
+    given = np.zeros((1024, 512), np.float32)
+    optimized = tf_memsaver.optimize(model, data=given)
+    plan = optimized.memsaver_plan
+    plain, saved = (tf_memsaver.measure(each, data=given, isolate=False, steps=3) for each in (model, optimized))
+    assert plan.peak_bytes < 0.8 * plan.plain_peak_bytes
+    assert saved.activation_bytes < 0.8 * plain.activation_bytes
+
+
+def test_a_step_that_trains_no_network_says_so() -> None:
+    class Bare(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(WIDTH)
+            self.dense.build((None, WIDTH))
+
+        def train_step(self, x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.dense(x) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    with pytest.raises(UnsupportedModelError, match=r"trains no network .*'dense' is a layer and no network"):
+        tf_memsaver.optimize(compiled(Bare()), data=data())
+
+
+def test_a_step_that_cannot_be_traced_says_why() -> None:
+    model = Pair(encoder=network("encoder"), decoder=network("decoder"))
+    with pytest.raises(UnsupportedModelError, match=r"train_step of model 'pair' cannot be traced .*Compile the model"):
+        tf_memsaver.optimize(model, data=data())
