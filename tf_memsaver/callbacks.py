@@ -21,6 +21,8 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
     ``model.fit(train_ds, callbacks=[tf_memsaver.callbacks.Optimize(data=train_ds, budget="6GiB")])`` plans as
     ``optimize`` does, before the first step, and has the steps of this ``fit`` run by the plan, with the same results.
     The model itself stays as it is: another ``fit`` without the callback, and whatever else is done with it, is plain.
+    But after a ``fit`` that was interrupted the model goes on training by the plan, with the same results, until a
+    ``fit`` with this callback has ended, or ``model.make_train_function(force=True)``.
 
     ``plan`` is the plan, once training has begun.
     """
@@ -30,7 +32,7 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
         """Take what ``optimize`` is given: ``data`` or ``batch_size``, too, since ``fit`` shows a callback no data."""
         super().__init__()
         self._options = options
-        self._before: Any = None
+        self._plain: Any = None
         self.plan: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -43,9 +45,10 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
         share_compiled_parts(self.model, optimized)
         optimized.make_train_function()
         self.plan = optimized.memsaver_plan
-        self._before = self.model.train_function
+        # A fit that was interrupted has not given it back.
+        self._plain = self._plain or self.model.train_function
         self.model.train_function = optimized.train_function
 
     def on_train_end(self, logs: Any = None) -> None:
         """Give the model back the function that trains it as it is."""
-        self.model.train_function, self._before = self._before, None
+        self.model.train_function, self._plain = self._plain, None

@@ -1,6 +1,6 @@
 """List the tests that take long, by the times that pytest has measured; ``tools/test`` leaves them to ``--long``.
 
-Usage: python -m pytest --long --durations=0 | tee times.log; python -m tools.slow_tests --limit=6 times.log
+Usage: python -m pytest --long --durations=0 | tee times.log; python -m tools.slow_tests times.log
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LIST = ROOT / "tests" / "slow_tests.txt"
 ALWAYS = ("tests/test_readme.py::test_python_blocks_run[README]",)
 """What is run always: people read it first."""
 
-_LIMIT = flags.DEFINE_float("limit", 6.0, "seconds from which on a test is slow")
+_LIMIT = flags.DEFINE_float("limit", 3.0, "seconds from which on a test is slow")
 
 
 def main(arguments: list[str]) -> None:

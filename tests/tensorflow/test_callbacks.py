@@ -65,6 +65,22 @@ def test_fit_trains_by_the_plan_with_the_same_results() -> None:
     assert trained(model, epochs=1)[0] == trained(plain, epochs=1)[0]
 
 
+def test_a_fit_that_was_interrupted_is_forgotten_when_the_next_one_has_ended() -> None:
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    model, callback = classifier(), Optimize(batch_size=1024, strategy="min_peak")
+    with pytest.raises(KeyboardInterrupt):
+        trained(model, callback, Stop())
+    by_plan = model.train_function
+    trained(model, callback, epochs=1)
+    assert model.train_function is not by_plan
+    plain = model.train_function
+    trained(model, epochs=1)
+    assert model.train_function is plain
+
+
 def test_fit_takes_less_memory() -> None:
     def peak(*callbacks: Any) -> int:
         model = classifier()

@@ -189,7 +189,7 @@ class _Assignment:
         step = self._step
         makers = {id(t): unit for unit, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)}
         passed: dict[int, dict[int | None, None]] = {}
-        weights = SparseGradients()
+        sparse = SparseGradients()
         known: set[int] = set()
         inner = {id(internal): id(external) for external, internal in step.graph.captures}
         for each in self._notes.operations:
@@ -200,20 +200,19 @@ class _Assignment:
                     continue
                 if id(tensor) in makers and makers[id(tensor)] != unit:
                     passed.setdefault(id(tensor), {})[unit] = None
-                source = _source(tensor)
+                is_sparse, source = isinstance(gradient, tf.IndexedSlices), _source(tensor)
                 variable = self._trained.get(inner.get(id(source), 0))
                 if variable is not None:
-                    weights.add(variable.path, unit, isinstance(gradient, tf.IndexedSlices))
-                elif isinstance(gradient, tf.IndexedSlices) and makers.get(id(source), unit) != unit:
-                    weights.add(source.name, unit, True)
-                    weights.add(source.name, None, True)
+                    sparse.add(variable.path, unit, is_sparse)
+                elif is_sparse and makers.get(id(source), unit) != unit:
+                    sparse.leaves(source.name, unit)
         # Functions and custom gradients do not tell of themselves.
         for operation, unit in zip(self._operations, self._units, strict=True):
             if operation.type in (*FUNCTION_CALLS, "IdentityN") and id(operation) not in known:
                 for tensor in operation.inputs:
                     if id(tensor) in passed and makers[id(tensor)] != unit:
                         passed[id(tensor)][unit] = None
-        step.sparse_units = weights.summed()
+        step.sparse_units = sparse.summed()
         step.gradient_units = {key: list(units) for key, units in passed.items()}
         for taken in self._notes.taken:
             for source, result in zip(taken.sources, taken.results, strict=True):

@@ -158,6 +158,11 @@ class SparseGradients:
         units = self._units.setdefault(name, {})
         units[unit] = units.get(unit, False) or is_sparse
 
+    def leaves(self, name: str, unit: int | None) -> None:
+        """Note that the sparse gradient of a unit goes to what another one made, where it is a term of a sum."""
+        self.add(name, unit, True)
+        self.add(name, None, True)
+
     def summed(self) -> dict[int, str]:
         """Return, by unit, what it has a sparse gradient for, if others have a gradient for that, too."""
         several = {name: units for name, units in self._units.items() if len(units) > 1}
@@ -331,8 +336,7 @@ class _Tracer:
                 elif id(source) in self._read:
                     self._sparse.add(source.name, unit, is_sparse)
                 elif is_sparse:
-                    self._sparse.add(source.name, unit, True)
-                    self._sparse.add(source.name, None, True)
+                    self._sparse.leaves(source.name, unit)
                 if id(source) in self._trained:
                     self._weight_gradients.setdefault(id(source), []).append(gradient)
                 else:

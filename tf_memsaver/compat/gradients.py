@@ -63,13 +63,19 @@ def told(operation: Any, backward: Callable[..., Any]) -> Callable[..., Any]:
     def differentiate(*arrived: Any) -> Any:
         if _thread.listener is None or operation.graph is not _thread.graph:
             return backward(*arrived)
-        start = _thread.graph.num_operations()
-        gradients = backward(*arrived)
-        flat = gradients if isinstance(gradients, (list, tuple)) else [gradients]
-        _thread.listener.differentiated(operation, start, _thread.graph.num_operations(), flat)
-        return gradients
+        return _tell(operation, lambda: backward(*arrived))
 
     return differentiate
+
+
+def _tell(operation: Any, differentiate: Callable[[], Any]) -> Any:
+    """Return the gradients of an operation, and tell the listener of them."""
+    start = _thread.graph.num_operations()
+    gradients = differentiate()
+    flat = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+    if _thread.listener is not None:
+        _thread.listener.differentiated(operation, start, _thread.graph.num_operations(), flat)
+    return gradients
 
 
 @functools.cache
@@ -90,12 +96,7 @@ def _make_tapes_tell() -> None:
         scope, mark, name = (marked or "").partition(_MARK)
         if not mark or _thread.listener is None or tf.compat.v1.get_default_graph() is not _thread.graph:
             return differentiate(*others, scope)
-        start = _thread.graph.num_operations()
-        gradients = differentiate(*others, scope)
-        flat = gradients if isinstance(gradients, (list, tuple)) else [gradients]
-        operation = _thread.graph.get_operation_by_name(name)
-        _thread.listener.differentiated(operation, start, _thread.graph.num_operations(), flat)
-        return gradients
+        return _tell(_thread.graph.get_operation_by_name(name), lambda: differentiate(*others, scope))
 
     @functools.wraps(take)
     def taken(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 
@@ -10,7 +9,14 @@ import tensorflow as tf
 
 from tf_memsaver.compat.tapes import record_operation, stop_recording
 from tf_memsaver.parity.gates import Gates, after, is_of_shapes
-from tf_memsaver.parity.grappler import ADDITIONS, ELEMENT_BY_ELEMENT, KEPT_IDENTITY, KERNEL_GRADIENTS, PASSED_STRAIGHT
+from tf_memsaver.parity.grappler import (
+    ADDITIONS,
+    ELEMENT_BY_ELEMENT,
+    KEPT_IDENTITY,
+    KERNEL_GRADIENTS,
+    PASSED_STRAIGHT,
+    STAYING_IDENTITIES,
+)
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import has_custom_gradient, is_loop
@@ -34,7 +40,7 @@ def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
     while True:
         operation = tensor.op
         source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
-        if operation.type in ("EnsureShape", KEPT_IDENTITY, "Sub") and _COPY.search(operation.name):
+        if operation.type in (*STAYING_IDENTITIES, "Sub") and _COPY.search(operation.name):
             source = operation.inputs[0]
         if operation.type == "Reshape" and operation.inputs[0].op.type == "Sum":
             summed = operation.inputs[0].op.inputs[0]
@@ -100,10 +106,9 @@ def _comes_out_of_a_loop(gradient: tf.Tensor, first: tf.Tensor) -> bool:
 
     What is given a shape has its sizes from that, but for a ``Reshape``.
     """
-    graph = gradient.graph
-    later = set(graph.get_operations())
-    if first.graph is graph:
-        later = set(itertools.dropwhile(lambda each: each is not first.op, graph.get_operations()))
+    operations = gradient.graph.get_operations()
+    start = operations.index(first.op) if first.graph is gradient.graph else 0
+    later = set(operations[start:])
     if not any(map(is_loop, later)):
         return False
     pending = [gradient]

@@ -60,13 +60,6 @@ _KERNELS = frozenset(
 FUSED_WITH_PADS_ALONE = _KERNELS | {"Einsum"}
 """Readers that are fused with nothing in front of them but a padding (``remapper.cc: FindPadWith…``)."""
 
-KEPT_IDENTITY = "DebugGradientIdentity"
-"""An identity that graph optimisation leaves in place, and that changes no symbol of a size that is not known.
-
-``grappler/op_types.cc`` lists it neither in ``IsIdentity`` nor in ``IsStopGradient``, ``core/ops/array_ops.cc`` leaves
-the shape as it is, and the kernel is that of ``Identity`` (``core/kernels/identity_op.cc``).
-"""
-
 PADS = frozenset({"Pad", "PadV2"})
 
 SIZES_READ_BY_GRADIENT = frozenset({"Conv2D", "Conv3D"})
@@ -74,6 +67,18 @@ SIZES_READ_BY_GRADIENT = frozenset({"Conv2D", "Conv3D"})
 
 Once the sizes are known, that is a constant, which waits for what made the input: a control dependency.
 """
+
+# Identities that stay ------------------------------------------------------------------------------------------------
+
+KEPT_IDENTITY = "DebugGradientIdentity"
+"""An identity that graph optimisation leaves in place, and that changes no symbol of a size that is not known.
+
+``grappler/op_types.cc`` lists it neither in ``IsIdentity`` nor in ``IsStopGradient``, ``core/ops/array_ops.cc`` leaves
+the shape as it is, and the kernel is that of ``Identity`` (``core/kernels/identity_op.cc``).
+"""
+
+STAYING_IDENTITIES = frozenset({"EnsureShape", KEPT_IDENTITY})
+"""What passes a tensor on unchanged, and graph optimisation leaves in place."""
 
 # Constants and broadcasts -------------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def _block(sequence: CallSequence, segment: Segment, readers: _Readers) -> Block
         gradients=Gradients(
             names={slot: readers.gradient_name(slot, segment.stop, sequence.forward_first) for slot in outputs},
             terms=frozenset(slot for slot in outputs if not readers.are_all(ACTIVATION_PARTS, segment.stop, slot)),
-            added=frozenset(slot for slot in outputs if readers.are_additions(segment.stop, slot)),
+            added=frozenset(slot for slot in outputs if readers.has_addition(segment.stop, slot)),
             forward_first=sequence.forward_first,
         ),
     )
@@ -153,8 +153,8 @@ class _Readers(NamedTuple):
         found = self.from_position(position, slot)
         return bool(found) and self.last[slot] == found[-1][0] and all(reader.kind in kinds for _, reader in found)
 
-    def are_additions(self, position: int, slot: int) -> bool:
-        """Return whether one that reads a slot from a position on passes its gradient on as it is."""
+    def has_addition(self, position: int, slot: int) -> bool:
+        """Return whether any of those that read a slot from a position on passes its gradient on as it is."""
         return any(reader.passes_to is not None for _, reader in self.from_position(position, slot))
 
     def from_position(self, position: int, slot: int) -> list[tuple[int, Reader]]:

@@ -65,9 +65,10 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]
     if tf.executing_eagerly():
         return noted
-    added = [function.is_added(place) for place in range(len(noted))]
+    added = [place for place in range(len(noted)) if function.is_added(place)]
+    several = added if len(added) > 1 else ()
     return [
-        shared.parity.result(tensor, sum(added) > 1 and added[place]) if function.may_be_term(place) else tensor
+        shared.parity.result(tensor, place in several) if function.may_be_term(place) else tensor
         for place, tensor in enumerate(noted)
     ]
 

@@ -35,8 +35,10 @@ def flattened(gradients: Sequence[Gradient | None]) -> list[tf.Tensor | None]:
     """Return three places for each gradient: its values, and the indices and the shape of a sparse one."""
     flat: list[tf.Tensor | None] = []
     for each in gradients:
-        parts = (each.values, each.indices, each.dense_shape) if isinstance(each, tf.IndexedSlices) else (each,)
-        flat += [*parts, *([None] * (3 - len(parts)))]
+        if isinstance(each, tf.IndexedSlices):
+            flat += [each.values, each.indices, each.dense_shape]
+        else:
+            flat += [each, None, None]
     return flat
 
 
