@@ -91,9 +91,10 @@ def bytes_of(variable: Any) -> int:
 class TrainingStep(Step):
     """One training step: a tape, the loss, the gradients, and the update where there is an optimizer.
 
-    The batch dimension is free, as in ``fit``. With every shape known, TensorFlow's graph optimizer turns sums of three
-    and more terms into accumulators wherever it reckons with little memory (80% of 256 MiB on any CPU). These add in
-    order of arrival, so that last bits differ from run to run, and start from zeros that stay allocated between steps.
+    The batch dimension is free, as in ``fit`` of a dataset. With every shape known, TensorFlow's graph optimizer turns
+    sums of three and more terms into accumulators wherever it reckons with little memory (80% of 256 MiB on any CPU).
+    These add in order of arrival, so that last bits differ from run to run, and start from zeros that stay allocated
+    between steps.
     """
 
     def __init__(

@@ -7,9 +7,10 @@ said). Its two variants, plain and optimized, are trained for five steps in a pr
 mode shows them), weights, state and optimizer slots are compared: by bits or, where XLA compiles the step, by the
 largest difference in units in the last place of a tensor's largest number. There, a third process trains the plain
 model without XLA: the optimized model may differ from the plain one by four times what XLA makes of the plain one.
-Where bits differ though nothing was compiled, the plain model is trained again, up to three times: TensorFlow's own
-sums of three and more terms start with a term whose buffer is free by then, so that some models differ from run to run.
-The cell is then identical to one of the plain runs, or said to vary, by at most four times what the plain runs do.
+Where bits differ though nothing was compiled, the plain model is trained again, up to six times beside busy processes:
+TensorFlow's own sums of three and more terms start with a term whose buffer is free by then, or add in the order of
+arrival, so that some models differ from run to run, and more so on a busy machine. The cell is then identical to one of
+the plain runs, or said to vary, by at most four times what the plain runs do.
 Results go to a JSON file, row by row, and as Markdown tables to stdout; with --resume, cells that the file has and that
 did not fail are not run again. The exit code is 1 if a cell failed.
 """
@@ -35,6 +36,7 @@ from rich.progress import track
 from tf_memsaver.units import format_bytes
 from tools.conformance.cell import MODES, Cell, run_variant
 from tools.conformance.models import APPLICATIONS, RAW, SMALL, TASKS
+from tools.shared.processes import busy_machine
 from tools.shared.records import differences, read
 from tools.shared.results import RESULTS, ROOT, write_rows
 
@@ -59,7 +61,7 @@ _OF_MANY_OUTPUTS = ("dictionaries", "encoder_decoder", "language_model", "unet")
 _ALLOWANCE = 4.0
 """Times the difference that XLA makes to the plain model, or another run of it, and units beside."""
 
-_PLAIN_RUNS = 3
+_PLAIN_RUNS = 6
 """Runs more of a plain model that the optimized one differs from."""
 
 
@@ -223,7 +225,8 @@ def _against_other_runs(cell: Cell, folder: Path) -> dict[str, Any]:
     plain, optimized = _record(folder, "plain"), _record(folder, "optimized")
     spread = dict.fromkeys(plain, 0.0)
     for number in range(_PLAIN_RUNS):
-        _train(cell, "plain", folder)
+        with busy_machine():
+            _train(cell, "plain", folder)
         again = _record(folder, "plain")
         spread = {name: max(units, spread[name]) for name, units in differences(plain, again).items()}
         if not any(differences(again, optimized).values()):

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from tools.shared.results import ROOT
@@ -19,6 +20,18 @@ def in_own_process(task: Callable[..., Any], *arguments: Any) -> Any:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         return pool.submit(task, *arguments).result()
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Keep as many processes busy meanwhile as the machine has cores, so that threads take turns otherwise."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def run_module(name: str, *arguments: object, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
