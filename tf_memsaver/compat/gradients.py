@@ -1,7 +1,8 @@
-"""Listening to tapes: which operation each part of a backward pass is the gradient of.
+"""Listening to tapes: which operation each part of a backward pass is the gradient of, and when a pass is all there.
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/eager/backprop.py``
-(``_gradient_function``, ``GradientTape.gradient``), ``execute.py`` and ``imperative_grad.py``.
+(``_gradient_function``, ``GradientTape.gradient``), ``execute.py``, ``imperative_grad.py`` and, for functions,
+``tensorflow/python/ops/gradients_util.py`` (``_GradientsHelper``).
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop, execute, imperative_grad
+from tensorflow.python.ops import gradients_util
 
 from tf_memsaver.compat.tapes import could_possibly_record
 
@@ -109,3 +112,43 @@ def _make_tapes_tell() -> None:
 
     pywrap_tfe.TFE_Py_RegisterGradientFunction(differentiated)
     execute.record_gradient, imperative_grad.imperative_grad = recorded, taken
+
+
+class _Open(threading.local):
+    """How many backward passes are being added to a graph, by its id: a segment's replay takes gradients, too."""
+
+    def __init__(self) -> None:
+        self.passes: Counter[int] = Counter()
+
+
+_open = _Open()
+
+
+@functools.cache
+def backward_passes_go_to(note: Callable[[Any, int, list[Any]], None]) -> None:
+    """Tell ``note`` from now on of each backward pass that was added to a graph, with the passes of the replays in it.
+
+    It is told the graph, how many operations it had before, and the tensors of the gradients.
+    """
+
+    def telling(take: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(take)
+        def taken(*args: Any, **kwargs: Any) -> Any:
+            if tf.executing_eagerly():
+                return take(*args, **kwargs)
+            graph = tf.compat.v1.get_default_graph()
+            start = graph.num_operations()
+            _open.passes[id(graph)] += 1
+            try:
+                results = take(*args, **kwargs)
+            finally:
+                _open.passes[id(graph)] -= 1
+            if not _open.passes[id(graph)]:
+                del _open.passes[id(graph)]
+                note(graph, start, [each for each in tf.nest.flatten(results, True) if tf.is_symbolic_tensor(each)])
+            return results
+
+        return taken
+
+    imperative_grad.imperative_grad = telling(imperative_grad.imperative_grad)
+    gradients_util._GradientsHelper = telling(gradients_util._GradientsHelper)

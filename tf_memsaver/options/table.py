@@ -157,6 +157,21 @@ class Timing(TypedDict, total=False):
     ]
 
 
+class Running(TypedDict, total=False):
+    """How a plan is run."""
+
+    order: Annotated[
+        bool,
+        Option(
+            check=switch,
+            help="hold the backward pass in the order that was planned, so that steps take alike",
+            more="``False`` leaves the order to TensorFlow's threads. Results are the same. Eager steps and XLA have "
+            "an order of their own.",
+            default=True,
+        ),
+    ]
+
+
 class Inputs(TypedDict, total=False):
     """What a model is called with."""
 
@@ -197,7 +212,7 @@ class Points(TypedDict, total=False):
     ]
 
 
-class RequestOptions(Limits, Hints, Units, Timing):
+class RequestOptions(Limits, Hints, Units, Timing, Running):
     """What makes up a ``Request``."""
 
 
@@ -205,7 +220,7 @@ class PlanOptions(Batches, RequestOptions, Inputs):
     """What ``optimize`` and ``search_plan`` take."""
 
 
-class FunctionOptions(Limits, Hints, Timing):
+class FunctionOptions(Limits, Hints, Timing, Running):
     """What ``optimize_function`` takes."""
 
 
@@ -217,7 +232,7 @@ class EstimateOptions(Batches, Units, Inputs):
     """What ``estimate`` takes."""
 
 
-class PlanOfTraceOptions(Limits, Hints):
+class PlanOfTraceOptions(Limits, Hints, Running):
     """What ``Trace.plan`` takes."""
 
 

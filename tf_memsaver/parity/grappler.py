@@ -144,6 +144,35 @@ KERNEL_GRADIENTS = _KERNELS | _ACTIVATIONS | {"FusedBatchNormV3", "IdentityN"}
 PASSED_STRAIGHT = frozenset({"BiasAdd", "Identity", "Reshape", KEPT_IDENTITY})
 """Operations that hand the gradient of their output to their first input as it is."""
 
+# Control inputs: what may be told to wait -----------------------------------------------------------------------------
+
+FILTER_GRADIENTS = {
+    "Conv2DBackpropFilter": "Conv2DBackpropInput",
+    "Conv3DBackpropFilterV2": "Conv3DBackpropInputV2",
+    "DepthwiseConv2dNativeBackpropFilter": "DepthwiseConv2dNativeBackpropInput",
+}
+"""The gradients of kernels of convolutions; the gradient of its input, which the same function makes, comes before."""
+
+BIAS_GRADIENT, MERGED_WITH_BIAS_GRADIENT = "BiasAddGrad", "Conv2DBackpropFilter"
+"""Two readers of one gradient that oneDNN makes one kernel, which rounds otherwise.
+
+It does so only if both have the same control inputs (``core/common_runtime/mkl_layout_pass.cc: CheckForNodeMerge``,
+after Grappler, which may take one away that data implies). The gradient is input 0 of the first, 2 of the second.
+"""
+
+HELD_IN_ORDER = frozenset(
+    """AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAddGrad BroadcastTo Conv2D
+    Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 EluGrad FusedBatchNormGradV3 LeakyReluGrad MatMul MaxPool3DGrad
+    MaxPoolGrad Relu6Grad ReluGrad ResizeBicubicGrad ResizeBilinearGrad ResizeNearestNeighborGrad SeluGrad Slice
+    SoftplusGrad SoftsignGrad Sum Tile""".split()
+).union(FILTER_GRADIENTS)
+"""Operations of backward passes that no pass fuses, reorders or joins with others by whether they wait for something.
+
+Sums, products and other arithmetic are none of them: ``arithmetic_optimizer.cc`` leaves alone what waits or is waited
+for. Neither are forward operations: the remapper fuses none that wait, and a ``Conv2D`` and a ``BiasAdd`` with equal
+control inputs end the process (``mkl_layout_pass.cc: MergeConv2DWithBiasAdd`` counts the inputs, and these, too).
+"""
+
 # Names --------------------------------------------------------------------------------------------------------------
 
 TAPE_SCOPE, FUNCTION_SCOPE = "gradient_tape", "gradients"

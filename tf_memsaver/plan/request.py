@@ -25,6 +25,7 @@ class Request:
     ``recompute`` layers always are, and where ``candidates`` are given, segments end only after them.
     ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``) or a few operations (``"op"``).
     ``profile`` says that times were to be measured on the device at hand, operation by operation.
+    ``order`` says that the step is to run in the planned order.
     """
 
     budget_bytes: int | None = OPTIONS["budget"].default
@@ -35,6 +36,7 @@ class Request:
     candidates: tuple[str, ...] = OPTIONS["candidates"].default
     granularity: Granularity = OPTIONS["granularity"].default
     profile: bool = OPTIONS["profile"].default
+    order: bool = OPTIONS["order"].default
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Request:

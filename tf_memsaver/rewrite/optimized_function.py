@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.rewrite.segments import SegmentedForward
+from tf_memsaver.rewrite.segments import SegmentedForward, ordered_by
 
 
 class SegmentedFunction:
@@ -23,7 +23,7 @@ class SegmentedFunction:
         """
         sequence = calls.sequence
         plan.check_matches(sequence.signatures, [call.label for call in sequence.calls])
-        self.calls, self._forward = calls, SegmentedForward(sequence, plan.segments)
+        self.calls, self._forward = calls, SegmentedForward(sequence, plan.segments, ordered_by(plan))
 
     def __call__(self, flat: Sequence[Any]) -> Any:
         """Return the function's result for what ``calls.flat_arguments`` returned."""

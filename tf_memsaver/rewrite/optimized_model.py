@@ -36,7 +36,7 @@ from tf_memsaver.program.signature import (
 )
 from tf_memsaver.program.step_program import StepInSegments
 from tf_memsaver.rewrite.certificate import certify
-from tf_memsaver.rewrite.segments import IN_SEGMENTS
+from tf_memsaver.rewrite.segments import in_segments
 
 _TO_LOAD = (
     "import keras, then tf_memsaver, before this is loaded. "
@@ -110,7 +110,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
 def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
     check_model(model, needs_call=not is_planned_as_a_step(model))
-    training_call = program_of(model, plan.request.granularity).training_call(plan, IN_SEGMENTS)
+    training_call = program_of(model, plan.request.granularity).training_call(plan, in_segments(plan))
     base = keras_models.own_class(model)
     optimized = _same_model(model, _optimized_class(base))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.

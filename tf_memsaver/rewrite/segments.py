@@ -15,25 +15,26 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_variables
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.program import Segmenter
 from tf_memsaver.rewrite.blocks import Block, blocks_of
 from tf_memsaver.rewrite.run import Run, Runner, UnlistedVariablesError
+from tf_memsaver.runtime.order import hold_in_order, in_turn
 from tf_memsaver.runtime.recompute import recompute
 from tf_memsaver.runtime.replayable import Shared
-from tf_memsaver.runtime.turns import in_turn
 
 
 class SegmentedForward:
     """The forward pass of a model in segments: flat inputs in, flat outputs out."""
 
-    def __init__(self, sequence: CallSequence, segments: Sequence[Segment]) -> None:
-        """Prepare the segments.
+    def __init__(self, sequence: CallSequence, segments: Sequence[Segment], ordered: int | None = None) -> None:
+        """Prepare the segments; ``ordered`` as in ``Shared``.
 
         Raises:
           PlanMismatchError: a recompute segment holds a layer call that makes an output of the model.
         """
-        self._sequence = sequence
+        self._sequence, self._ordered = sequence, ordered
         self._run = _one_by_one([_runner(block) for block in blocks_of(sequence, segments)])
 
     def __call__(self, inputs: Sequence[Any], training: bool | None, shared: Shared | None = None) -> list[Any]:
@@ -42,14 +43,27 @@ class SegmentedForward:
         Names are those of the scope that it is called in.
         """
         slots: list[Any] = [None] * self._sequence.slot_count
+        hold_in_order(self._ordered)
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
             slots[slot] = in_turn(_of_graph(tensor))
-        self._run(slots, training, replace(shared, names=shared.parity.names()) if shared else Shared())
+        self._run(
+            slots, training, replace(shared, names=shared.parity.names()) if shared else Shared(ordered=self._ordered)
+        )
         return [slots[slot] for slot in self._sequence.outputs]
 
 
-IN_SEGMENTS = Segmenter(prepare=SegmentedForward, begin=Shared)
-"""What programs are handed to be run by a plan."""
+def in_segments(plan: Plan) -> Segmenter:
+    """Return what programs are handed to be run by a plan."""
+    ordered = ordered_by(plan)
+    return Segmenter(
+        prepare=functools.partial(SegmentedForward, ordered=ordered),
+        begin=functools.partial(Shared, ordered=ordered),
+    )
+
+
+def ordered_by(plan: Plan) -> int | None:
+    """Return the batch size of a plan whose step is held in order, or None."""
+    return plan.batch_size if plan.request.order else None
 
 
 def _of_graph(tensor: Any) -> Any:

@@ -13,11 +13,11 @@ from tf_memsaver.parity.gradients import RENAMED, maker_of, may_be_summed
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.runtime import twins
 from tf_memsaver.runtime.first_run import FirstRun
+from tf_memsaver.runtime.order import hold_in_order, note_replay
 from tf_memsaver.runtime.own_gradients import with_gradient
 from tf_memsaver.runtime.replay import replay_eagerly, replay_in_graph
 from tf_memsaver.runtime.replayable import Shared
 from tf_memsaver.runtime.slices import Gradient, Gradients, changed, flattened, unflattened, values_of, with_values
-from tf_memsaver.runtime.turns import turn
 
 
 def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shared) -> Gradients:
@@ -35,12 +35,14 @@ def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shar
     first.read += parity.read_before_replay(first.operations, first.inputs, first.needed, gates)
     first.needed = ()
     described = _described(first, arrived, gates)
-    with turn(tf.compat.v1.get_default_graph()) as ends:
-        traced = shared.traces.gradients(
-            described, lambda: flattened(replay_in_graph(first, arrived, shared)), shared.names.kept
-        )
-        gradients = _once_only(unflattened(traced), first, arrived)
-        ends += values_of(gradients)
+    graph = tf.compat.v1.get_default_graph()
+    hold_in_order(shared.ordered)
+    start = graph.num_operations()
+    traced = shared.traces.gradients(
+        described, lambda: flattened(replay_in_graph(first, arrived, shared)), shared.names.kept
+    )
+    gradients = _once_only(unflattened(traced), first, arrived)
+    note_replay(graph, start, values_of(gradients))
     terms = [may_be_summed(tensor, first.operations) for tensor in first.inputs]
     terms += [first.variables.count(v) > 1 or first.function.is_read_elsewhere(v) for v in first.variables]
     values = [

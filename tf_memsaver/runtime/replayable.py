@@ -63,9 +63,13 @@ class Replayable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the segments of one forward pass share."""
+    """What the segments of one forward pass share.
+
+    ``ordered`` is the batch size of a plan whose step is held in order (see ``order``), or None.
+    """
 
     traces: twins.Traces = field(default_factory=twins.Traces)
     gates: Gates = field(default_factory=Gates)
     names: Names = field(default_factory=lambda: level_here().names())
     parity: Parity = field(default_factory=level_here)
+    ordered: int | None = None

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import FuncGraph, has_control_dependencies, is_name_taken, set_attribute
-from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE, TAPE_SCOPE
 from tf_memsaver.parity.names import Kept
 from tf_memsaver.tfgraph.emission import Template
@@ -182,18 +181,16 @@ def _noted(traced: _Recorded, graph: Any) -> _Copyable | None:
         if operation.type == "Placeholder":
             continue
         template = Template(operation)
-        # Whose turn it is, is said of the copy's gate, too, once it is there (``turns``).
-        awaited = [each for each in operation.control_inputs if id(each) in number or not is_gate(operation)]
         if (
             template.is_stateful
             or template.names_functions
             or "_class" in operation.node_def.attr
             or any(id(tensor) not in place_of for tensor in operation.inputs)
-            or any(id(each) not in number for each in awaited)
+            or any(id(each) not in number for each in operation.control_inputs)
         ):
             return None
         reads = tuple(place_of[id(tensor)] for tensor in operation.inputs)
-        after = tuple(number[id(each)] for each in awaited)
+        after = tuple(number[id(each)] for each in operation.control_inputs)
         number[id(operation)] = len(copied)
         place_of.update((id(tensor), (len(copied), output)) for output, tensor in enumerate(operation.outputs))
         copied.append(_Copied(template, reads, after))

@@ -1,0 +1,193 @@
+"""The ordered step: kernels follow each other, replays and the passes of several tapes take turns; no bit changes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tests.tensorflow.plans import optimized_between_cuts
+from tf_memsaver.parity.gates import is_gate
+
+X = tf.constant(np.random.default_rng(0).standard_normal((8, 16)).astype("float32"))
+
+
+def network() -> Any:
+    inputs = keras.Input((16,))
+    x = inputs
+    for _ in range(6):
+        x = layers.Dense(16, "tanh")(x)
+    return optimized_between_cuts(keras.Model(inputs, layers.Dense(2)(x)), length=3)
+
+
+def ancestors(operation: Any) -> set[str]:
+    """Return the names of what an operation comes after."""
+    found: set[str] = set()
+    pending = [operation]
+    while pending:
+        each = pending.pop()
+        if each.name not in found:
+            found.add(each.name)
+            pending += [*each.control_inputs, *(tensor.op for tensor in each.inputs)]
+    return found
+
+
+def graph_of(step: Any) -> Any:
+    return tf.function(step, autograph=False).get_concrete_function().graph
+
+
+def test_replays_of_two_calls_follow_each_other() -> None:
+    model = network()
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(X, training=True)) * tf.reduce_sum(model(2 * X, training=True) ** 2)
+        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, model.trainable_variables)]
+
+    gates = [each for each in graph_of(step).get_operations() if is_gate(each)]
+    assert len(gates) >= 4
+    for before, after in itertools.pairwise(gates):
+        assert before.name in ancestors(after)
+
+
+def test_devices_do_not_wait_for_each_other() -> None:
+    model = network()
+
+    def step() -> Any:
+        found = []
+        for device in ("CPU:0", "CPU:1"):
+            with tf.device(device):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(model(X + 1.0, training=True) ** 2)
+                found.append(tape.gradient(loss, model.trainable_variables))
+        return [a + b for a, b in zip(*found, strict=True)]
+
+    gates = [each for each in graph_of(step).get_operations() if is_gate(each)]
+    first, second = ([each for each in gates if each.device.endswith(f"CPU:{number}")] for number in range(2))
+    assert first and second
+    assert not any(before.name in ancestors(after) for before in first for after in second)
+
+
+def test_the_next_forward_pass_waits_for_the_backward_pass_of_another_tape() -> None:
+    model = network()
+
+    def step() -> Any:
+        found = []
+        for factor in (1.0, 2.0):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(factor * X, training=True) ** 2)
+            found.append(tape.gradient(loss, model.trainable_variables))
+        return [a + b for a, b in zip(*found, strict=True)]
+
+    operations = graph_of(step).get_operations()
+    products = [each for each in operations if each.type == "MatMul" and "gradient" not in each.name]
+    first_gate = next(each for each in operations if is_gate(each))
+    place = operations.index(first_gate)
+    forward = [each for each in products if operations.index(each) < place]
+    assert forward and not any(first_gate.name in ancestors(each) for each in forward)
+    assert all(first_gate.name in ancestors(each) for each in products if operations.index(each) > place)
+
+
+def convolutions(order: bool = True) -> Any:
+    """Convolutions over tensors of some MiB, with biases, between a branch and its sum."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((64, 64, 3))
+    x = branch = layers.Conv2D(8, 3, padding="same", activation="relu")(inputs)
+    for _ in range(4):
+        x = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
+    x = layers.GlobalAveragePooling2D()(layers.Concatenate()([x, branch]))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    model.compile("adam", "mse", jit_compile=False)
+    return tf_memsaver.optimize(model, batch_size=8, strategy="min_peak", order=order)
+
+
+def operations_of(model: Any, compiled: bool | None = None) -> Any:
+    """The operations of a step with a free batch dimension, by type."""
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True) ** 2)
+        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, model.trainable_variables)]
+
+    function = tf.function(step, autograph=False, jit_compile=compiled)
+    found: dict[str, list[Any]] = {}
+    for each in function.get_concrete_function(tf.TensorSpec((None, 64, 64, 3))).graph.get_operations():
+        found.setdefault(each.type, []).append(each)
+    return found
+
+
+def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes() -> None:
+    operations = operations_of(convolutions())
+    pairs = [
+        (kernel, bias)
+        for kernel in operations["Conv2DBackpropFilter"]
+        for bias in operations["BiasAddGrad"]
+        if bias.inputs[0] is kernel.inputs[2]
+    ]
+    assert len(pairs) == 5
+    assert not any(each.control_inputs for pair in pairs for each in pair)
+    # The gradient of the images is wanted by nobody, and nothing keeps graph optimisation from taking it out.
+    *later, of_images = operations["Conv2DBackpropInput"]
+    assert len(later) == 4 and all({*pair_of(each, pairs)} <= {*each.control_inputs} for each in later)
+    assert not of_images.control_inputs
+    assert not any(of_images in each.control_inputs for found in operations.values() for each in found)
+
+
+def pair_of(gradient: Any, pairs: Any) -> Any:
+    return next(pair for pair in pairs if pair[0].inputs[2] is gradient.inputs[2])
+
+
+def test_large_kernels_come_one_after_another() -> None:
+    operations = operations_of(convolutions())
+    held = [
+        each
+        for name in ("ReluGrad", "Conv2DBackpropInput", "Slice")
+        for each in operations[name]
+        if "gradient_tape" in each.name
+    ]
+    before = [(each, ancestors(each)) for each in held if each.control_inputs]
+    assert len(before) >= 9
+    for one, comes_after in before:
+        assert all(one is other or other.name in comes_after or one.name in those for other, those in before)
+
+
+@pytest.mark.parametrize(("order", "compiled"), [(False, None), (True, True)])
+def test_nothing_waits_where_the_order_is_not_asked_for_or_xla_decides(order: bool, compiled: bool | None) -> None:
+    operations = operations_of(convolutions(order), compiled)
+    held = [each for name in ("ReluGrad", "Conv2DBackpropInput") for each in operations[name]]
+    assert held and not any(each.control_inputs for each in held if "gradient_tape" in each.name)
+
+
+def test_the_backward_pass_of_a_function_is_in_order() -> None:
+    model = convolutions()
+    plain = tf_memsaver.strip(model)
+    function = tf_memsaver.optimize_function(
+        lambda x: plain(x, training=True), tf.TensorSpec((None, 64, 64, 3)), batch_size=8, strategy="min_peak"
+    )
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function(x) ** 2)
+        return tape.gradient(loss, plain.trainable_variables)
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((None, 64, 64, 3))).graph
+    called = [graph._get_function(each.get_attr("f").name) for each in graph.get_operations() if "Call" in each.type]
+    held = [n for f in called for n in f.cached_definition.node_def if n.op in ("ReluGrad", "Conv2DBackpropInput")]
+    assert sum(any(name.startswith("^") for name in node.input) for node in held) >= 8
+
+
+def test_results_in_fit_are_those_of_the_plain_model() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((24, 64, 64, 3)).astype("f"), generator.standard_normal((24, 2)).astype("f")
+    found = []
+    for prepared in (tf_memsaver.strip, lambda model: model):
+        model = prepared(convolutions())
+        model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+        found.append([np.asarray(each).tobytes() for each in model.variables])
+    assert found[0] == found[1]

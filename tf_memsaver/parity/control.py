@@ -1,0 +1,75 @@
+"""Which operations of a backward pass may be told to wait for others, so that no bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
+
+from tf_memsaver.parity.buffers import buffer_of
+from tf_memsaver.parity.grappler import (
+    BIAS_GRADIENT,
+    FILTER_GRADIENTS,
+    FUNCTION_SCOPE,
+    HELD_IN_ORDER,
+    MERGED_WITH_BIAS_GRADIENT,
+    PADS,
+    TAPE_SCOPE,
+)
+
+
+class Held(NamedTuple):
+    """An operation that others may wait for; ``waits`` says whether it may wait, too."""
+
+    operation: Any
+    waits: bool
+
+
+def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Held]:
+    """Return kernels, and others by name, of a backward pass in the order in which they are to run.
+
+    That is the order in which they were traced, but for the gradient of a convolution's kernel, which comes before that
+    of its input: it frees what the convolution read. With it goes the gradient of the bias. oneDNN makes one of the
+    two, as long as neither waits for what the other does not: so both wait for nothing but what they read.
+    """
+    place = {id(each): number for number, each in enumerate(operations)}
+    kernels = [
+        each for each in operations if (each.type in HELD_IN_ORDER and _is_backward(each)) or each.name in others
+    ]
+    biases: dict[int, list[Any]] = {}
+    for each in kernels:
+        if each.type == BIAS_GRADIENT:
+            biases.setdefault(id(buffer_of(each.inputs[0])), []).append(each)
+    first: dict[int, list[Held]] = {}
+    moved: set[int] = set()
+    found: list[Held] = []
+    for each in kernels:
+        if each.type in FILTER_GRADIENTS:
+            merged = biases.get(id(buffer_of(each.inputs[2])), []) if each.type == MERGED_WITH_BIAS_GRADIENT else []
+            group = [*(Held(bias, waits=False) for bias in merged if id(bias) not in moved), Held(each, not merged)]
+            moved.update(id(held.operation) for held in group)
+            first[id(_before(each, place))] = group
+    for each in kernels:
+        found += first.get(id(each), [])
+        if id(each) not in moved:
+            found.append(Held(each, waits=not _reads_a_pad(each)))
+    return found
+
+
+def _is_backward(operation: Any) -> bool:
+    return not {TAPE_SCOPE, FUNCTION_SCOPE}.isdisjoint(operation.name.split("/"))
+
+
+def _before(gradient: Any, place: dict[int, int]) -> Any:
+    """Return the gradient of the input that one function has made with that of the kernel, or the latter itself."""
+    number = place[id(gradient)]
+    for other in gradient.inputs[2].consumers():
+        is_input = other.type == FILTER_GRADIENTS[gradient.type] and place.get(id(other), number) < number
+        # Nothing that it reads may come of what is to wait for it.
+        if is_input and all(place.get(id(each.op), -1) < place[id(other)] for each in gradient.inputs):
+            return other
+    return gradient
+
+
+def _reads_a_pad(operation: Any) -> bool:
+    """Whether an operation may be made one with a padding, which takes equal control inputs, too."""
+    return bool(operation.type in ("Conv2D", "Conv3D") and operation.inputs[0].op.type in PADS)

@@ -1,0 +1,137 @@
+"""The ordered step: what decides the memory of a backward pass runs in the order in which it was traced.
+
+TensorFlow's threads run what is ready. In a backward pass that is much: the gradients of a layer's weights and of its
+input, the backward passes of two branches, the replays of a network that is called twice. Side by side they take more
+memory than one by one, and another amount in each step. So control edges let kernels that touch large tensors, and
+the gates of replays, wait for what was traced before them. No kernel sees such an edge; that graph optimisation does
+not see them either is up to ``parity.control``.
+
+Only in graphs: eager steps are in order, and XLA orders by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.compat.gradients import backward_passes_go_to
+from tf_memsaver.compat.graphs import is_compiled_by_xla, wait_for
+from tf_memsaver.parity.control import held_in_order
+from tf_memsaver.parity.extra_readers import needed_for
+from tf_memsaver.parity.gates import is_gate
+
+_LEAST_BYTES = 1 << 18
+"""What is smaller decides no peak."""
+
+
+@dataclass(slots=True)
+class _Ordered:
+    """A graph whose backward passes are held in order; operations are known by name, so that they can be forgotten.
+
+    ``gates`` are what replays begin with and ``ends`` the last gradients that they hand on. By device, ``last`` has
+    what comes next is to wait for, and ``over`` the end of the last replay: replicas on other devices go on by
+    themselves.
+    """
+
+    batch_size: int
+    gates: set[str] = field(default_factory=set)
+    ends: set[str] = field(default_factory=set)
+    last: dict[str, list[str]] = field(default_factory=dict)
+    over: dict[str, str] = field(default_factory=dict)
+
+    def before_a_pass(self, device: str) -> list[str]:
+        """Return what a replay, or the forward pass of another tape, has to wait for."""
+        return [*self.last.get(device, ()), *([self.over[device]] if device in self.over else [])]
+
+
+_ordered: weakref.WeakKeyDictionary[Any, _Ordered] = weakref.WeakKeyDictionary()
+
+
+def hold_in_order(batch_size: int | None) -> None:
+    """Let the backward passes that are added to the current graph from now on run in order.
+
+    Args:
+      batch_size: what dimensions that are not known count as; None leaves the order to TensorFlow.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if batch_size is not None and not tf.executing_eagerly() and not is_compiled_by_xla(graph):
+        backward_passes_go_to(_put_in_order)
+        _ordered.setdefault(graph, _Ordered(batch_size))
+
+
+def note_replay(graph: Any, start: int, gradients: Sequence[tf.Tensor | None]) -> None:
+    """Let the replay that was added to a graph from operation ``start`` on take its turn, if the graph is in order.
+
+    Along one chain of segments the gradients see to that. The calls of a network that is called twice, or two networks
+    side by side, would be replayed at the same time, with the activations of both in memory.
+    """
+    gate = next((each for each in graph.get_operations()[start:] if is_gate(each)), None)
+    ends = [each.op.name for each in gradients if each is not None]
+    if gate is not None and ends and graph in _ordered:
+        _ordered[graph].gates.add(gate.name)
+        _ordered[graph].ends.add(ends[-1])
+
+
+def in_turn(tensor: Any) -> Any:
+    """Return what a forward pass reads, not before the replays that its graph has on this device are over.
+
+    A step with several tapes would otherwise run the forward passes of all of them first, where one does not need the
+    other: with small batches whose gradients are added up, all activations would be in memory at once.
+    """
+    if tf.executing_eagerly() or not tf.is_symbolic_tensor(tensor):
+        return tensor
+    graph = tf.compat.v1.get_default_graph()
+    ordered = _ordered.get(graph)
+    if ordered is None or tensor.device not in ordered.over:
+        return tensor
+    with tf.control_dependencies([graph.get_operation_by_name(n) for n in ordered.before_a_pass(tensor.device)]):
+        return tf.identity(tensor)
+
+
+def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> None:
+    """Add the control edges to a backward pass: the operations of a graph from ``start`` on that gradients need.
+
+    What is waited for is run: so nothing may wait for what graph optimisation takes out.
+    """
+    ordered = _ordered.get(graph)
+    if ordered is None:
+        return
+    added = graph.get_operations()[start:]
+    needed = needed_for(gradients, added)
+    alive = [each for each in added if id(each) in needed]
+    for operation, waits in held_in_order(alive, ordered.gates | ordered.ends):
+        name, device = operation.name, operation.device
+        if name in ordered.ends:
+            ordered.over[device] = name
+            continue
+        if name in ordered.gates:
+            _wait(operation, ordered.before_a_pass(device))
+        elif _touched(operation, ordered.batch_size) < _LEAST_BYTES:
+            continue
+        elif waits:
+            _wait(operation, ordered.last.get(device, ()))
+        ordered.last[device] = [name] if waits else [*ordered.last.get(device, ()), name]
+
+
+def _wait(operation: Any, names: Iterable[str]) -> None:
+    """Let an operation wait for others, but for those that it waits for as it is."""
+    implied = {each.name for each in (*operation.control_inputs, *(tensor.op for tensor in operation.inputs))}
+    for name in names:
+        if name not in implied:
+            wait_for(operation, operation.graph.get_operation_by_name(name))
+
+
+def _touched(operation: Any, batch_size: int) -> int:
+    """Return the bytes of the largest tensor that an operation reads or makes."""
+    return max((_bytes(each, batch_size) for each in (*operation.inputs, *operation.outputs)), default=0)
+
+
+def _bytes(tensor: Any, batch_size: int) -> int:
+    if tensor.shape.rank is None or tensor.dtype in (tf.resource, tf.variant, tf.string):
+        return 0
+    return math.prod(batch_size if size is None else size for size in tensor.shape) * int(tensor.dtype.size)
