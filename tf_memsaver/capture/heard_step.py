@@ -23,7 +23,8 @@ from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_call import arguments_of
-from tf_memsaver.program.step_program import OpenedCall, StepProgram
+from tf_memsaver.program.opened import OpenedCall
+from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
 

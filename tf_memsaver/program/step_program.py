@@ -6,8 +6,7 @@ a plan for what that network calls. So nothing has to be replaced where the netw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,29 +15,17 @@ from absl import logging
 from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Unit
-from tf_memsaver.ir.segments import Segment
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.networks import HeardCall, heard_calls
+from tf_memsaver.program.opened import OpenedCall
 from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
 from tf_memsaver.program.signature import note_inputs, trained_on
 
 ProgramOf = Callable[[Any], ModelProgram]
 """Makes the program of a network's call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedCall:
-    """A call of a network in a step: its calls are units ``start`` to ``stop``, its slots those from ``shift`` on."""
-
-    path: str
-    network: Any
-    program: ModelProgram
-    start: int
-    stop: int
-    shift: int
 
 
 class StepProgram:
@@ -62,15 +49,12 @@ class StepProgram:
             program = self._program(heard, program_of)
             if program is None:
                 continue
-            start, inner = len(calls) + bool(calls), program.sequence
             if calls:
                 calls.append(_Between(len(self.opened), calls[-1].outputs))
-            calls += [_Placed(call, f"{heard.path}/", shift) for call in inner.calls]
-            opened = OpenedCall(
-                path=heard.path, network=heard.layer, program=program, start=start, stop=len(calls), shift=shift
-            )
+            opened = OpenedCall(path=heard.path, network=heard.layer, program=program, start=len(calls), shift=shift)
+            calls += opened.calls
             self.opened.append(opened)
-            shift += inner.slot_count
+            shift += program.sequence.slot_count
         if not self.opened:
             raise self._nothing_to_plan()
         self.sequence = _joined(calls, self.opened, shift)
@@ -119,25 +103,10 @@ class StepProgram:
         plan.check_matches(self.sequence.signatures, self.sequence.labels)
         calls = {}
         for opened in self.opened:
-            inner = opened.program.sequence
-            own = replace(
-                plan,
-                segments=tuple(_within(plan.segments, opened.start, opened.stop)),
-                labels=inner.labels,
-                signatures=inner.signatures,
-            )
+            own = opened.part_of(plan)
             if own.recomputed_units:
                 calls[opened.path] = opened.program.training_call(own, segmenter)
         return StepInSegments(calls)
-
-
-def _within(segments: Sequence[Segment], start: int, stop: int) -> Iterator[Segment]:
-    """Yield what lies of segments between two positions, as seen from the first of them."""
-    for segment in segments:
-        first, last = max(segment.start, start), min(segment.stop, stop)
-        if first < last:
-            children = tuple(_within(segment.children, start, stop))
-            yield replace(segment, start=first - start, stop=last - start, children=children)
 
 
 class StepInSegments:
@@ -167,49 +136,6 @@ class _Handler:
                 return call(*args, **kwargs)
             with keras_calls.layer_calls_go_to(None), keras_calls.next_call_runs(layer, self._calls[path]):
                 return call(*args, **kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A network's call among those of a step (see ``calls.Call``)."""
-
-    call: Call
-    prefix: str
-    shift: int
-
-    @property
-    def operation(self) -> Any:
-        return self.call.operation
-
-    @property
-    def label(self) -> str:
-        return self.prefix + self.call.label
-
-    @property
-    def kind(self) -> str:
-        return self.call.kind
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        return tuple(slot + self.shift for slot in self.call.inputs)
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        return tuple(slot + self.shift for slot in self.call.outputs)
-
-    @property
-    def signature(self) -> str:
-        return self.call.signature
-
-    @property
-    def pinned(self) -> str:
-        return self.call.pinned
-
-    def readers(self, slot: int) -> list[Reader]:
-        return self.call.readers(slot - self.shift)
-
-    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
-        return self.call.run(slots[self.shift :], training, names)
 
 
 class _Between:
