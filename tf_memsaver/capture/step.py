@@ -262,6 +262,7 @@ class _Tracer:
         tapes = []
         names = Names.of_model()
         known = {id(variable) for _, variable, _ in self._source.residents()}
+        known_tensors = {id(tensor) for tensor in self._slots}
         drawn = random_states()
         for unit, call in enumerate(self._sequence.calls):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
@@ -280,11 +281,14 @@ class _Tracer:
             self._step.unknown_reads.update((unit, name) for name in unknown[:1])
             trains = any(id(v) in self._trained for v in read)
             floats = [t for t in made if isinstance(t, tf.Tensor) and t.dtype.is_floating]
+            # What a call hands on as it is, as the way into a network does, gets its gradient where it was made.
+            ends = [t for t in floats if id(t) not in known_tensors]
+            known_tensors.update(map(id, floats))
             for slot, tensor in zip(call.outputs, made, strict=True):
                 self._complete_shape(slot, tensor)
                 self._slots[slot] = tensor
                 self._needs_gradient[slot] = (bool(differentiable) or trains) and any(tensor is t for t in floats)
-            ends = [*floats, *(t for end in floats for t in self._source.seen_through(end)), *added]
+            ends = [*ends, *(t for end in ends for t in self._source.seen_through(end)), *added]
             tapes.append((tape, ends if differentiable or trains else [], differentiable))
             self._step.boundary.append([*made, *added])
             self._mark(Phase.FORWARD, unit)

@@ -83,11 +83,14 @@ class FunctionCalls(Program):
         read = {slot for call in rest for slot in (*call.inputs, *slots_of(call.after))} | set(flat.outputs)
         made = [slot for slot in made if slot in read]
         resident = frozenset(range(self.argument_count, count)) | frozenset(made)
+        found = (group or by_size)(rest, flat.outputs, resident, flat.slots)
+        # What a group is opened into may have slots of its own, behind those of the trace.
+        last = max((slot for call in found for slot in call.outputs), default=-1)
         self.sequence = CallSequence(
-            calls=(group or by_size)(rest, flat.outputs, resident, flat.slots),
+            calls=found,
             inputs=(*range(count), *made),
             outputs=tuple(flat.outputs),
-            slot_count=flat.slot_count,
+            slot_count=max(flat.slot_count, last + 1),
             resident=resident,
             weights=self._trained(made),
             read_again=self._read_again(),

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program.handed_on import handed_on
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.program import ModelProgram, SegmentedCalls, Segmenter, TrainingCall
@@ -20,7 +21,7 @@ def runs_layer_by_layer(model: Any) -> bool:
     """Whether the layers that Keras knows of ``model`` are what its segments are best made of.
 
     That is not so for a model with a ``call`` of its own, nor for a Functional one where a layer of a user's, one of
-    its kind, holds the blocks (an encoder): what their code calls is found by running it.
+    its kind, holds the blocks (an encoder) or a whole network: what their code calls is found by running it.
     """
     if keras_models.inner_functional(model) is None:
         return False
@@ -29,12 +30,20 @@ def runs_layer_by_layer(model: Any) -> bool:
     return not any(kinds[type(layer)] == 1 and _holds_blocks(layer) for layer in layers)
 
 
+def is_network(layer: Any) -> bool:
+    """Whether a layer inside a model is a plain network of several layers, which can be opened."""
+    if not isinstance(layer, keras.Model) or keras_models.own_class(layer) is not type(layer):
+        return False
+    functional = keras_models.inner_functional(layer)
+    return functional is not None and len(keras_models.nodes_in_order(functional)) > 2 and runs_layer_by_layer(layer)
+
+
 def _holds_blocks(layer: Any) -> bool:
     if not _is_users_own(layer):
         return False
     inside = [each for each in keras_models.sublayers(layer) if keras_models.sublayers(each)]
     kinds = Counter(type(each) for each in inside if _is_users_own(each))
-    return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, inside))
+    return max(kinds.values(), default=0) > 1 or any(is_network(each) or _holds_blocks(each) for each in inside)
 
 
 def _is_users_own(layer: Any) -> bool:
@@ -44,10 +53,11 @@ def _is_users_own(layer: Any) -> bool:
 class LayerProgram(ModelProgram):
     """The layer calls of a model, and the conversion of inputs around them."""
 
-    def __init__(self, model: Any) -> None:
-        """List the calls of ``model``."""
+    def __init__(self, model: Any, is_handed_on: bool = False) -> None:
+        """List the calls of ``model``; ``is_handed_on`` says that its results go to code, and to no loss."""
         self._model = model
-        self.sequence = list_layer_calls(model)
+        sequence = list_layer_calls(model)
+        self.sequence = handed_on(sequence) if is_handed_on else sequence
 
     def enter(self, inputs: Any) -> list[Any]:
         """Return the flat inputs, converted as the model's call does."""
@@ -76,7 +86,7 @@ class _LayersInSegments:
     def __init__(self, calls: SegmentedCalls) -> None:
         self._calls = calls
 
-    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
         given = arguments_of(model, args, kwargs)
         functional = keras_models.inner_functional(model)
         flat = keras_models.standardize_inputs(functional, given["inputs"])
@@ -84,4 +94,4 @@ class _LayersInSegments:
             for tensor, its_mask in zip(flat, keras.tree.flatten(given["mask"]), strict=False):
                 if its_mask is not None:
                     keras_calls.set_keras_mask(tensor, its_mask)
-        return keras_models.pack_outputs(functional, self._calls(flat, training=given["training"]))
+        return keras_models.pack_outputs(functional, self._calls(flat, training=given["training"], shared=shared))

@@ -164,6 +164,12 @@ class OpCall:
         return [*read, *(() if self.gradient is None else self.gradient.captured)]
 
     @property
+    def differentiable(self) -> list[int]:
+        """The slots among its outputs that may have a gradient: those of floating or complex numbers."""
+        made = zip(self.outputs, self.operation.dtypes, strict=True)
+        return [slot for slot, dtype in made if dtype.is_floating or dtype.is_complex]
+
+    @property
     def pinned(self) -> str:
         """Why the operation runs once only: it has side effects, or reads what others change."""
         if self.operation.is_stateful:

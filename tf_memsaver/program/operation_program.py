@@ -132,7 +132,8 @@ class _OperationsInSegments:
                 self._known[key] = planned
         return self._known[key]
 
-    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        del shared
         if tf.distribute.has_strategy():
             raise UnsupportedModelError(
                 "a plan of operations holds the variables of one device and cannot run under a tf.distribute strategy. "

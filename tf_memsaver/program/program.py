@@ -14,6 +14,7 @@ from tf_memsaver.ir.graph import Unit
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.model_call import arguments_of
 
 
 class Program(abc.ABC):
@@ -33,8 +34,11 @@ class Program(abc.ABC):
 class TrainingCall(Protocol):
     """What runs instead of the ``call`` of an optimized model where a gradient may be taken."""
 
-    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what the model's own ``call`` returns for these arguments."""
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        """Return what the model's own ``call`` returns for these arguments; ``shared`` if it is part of another one.
+
+        That is what ``Segmenter.begin`` made for the call of the other model.
+        """
         ...
 
 
@@ -58,7 +62,17 @@ class Segmenter(NamedTuple):
 
 
 class ModelProgram(Program):
-    """A Keras model as calls, for a plan to be made of and to train by."""
+    """A Keras model as calls, for a plan to be made of and to train by.
+
+    ``replaces_whole_call`` says that it stands for ``layer(...)``, with all that Keras does around a layer's ``call``,
+    and not for that ``call`` alone.
+    """
+
+    replaces_whole_call = False
+
+    def enter_call(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the tensors for ``sequence.inputs`` of a call with these arguments."""
+        return self.enter(next(iter(arguments_of(model, args, kwargs).values())))
 
     def seen_through(self, output: Any) -> list[Any]:
         """Return the tensors that a loss of Keras may take instead of one of ``sequence.outputs``."""

@@ -1,68 +1,31 @@
 """A model with a ``call`` of its own as a list of calls: some of its sublayers, and the Python code between them.
 
 What the sublayers compute is seen once, in a trace of the model's call, operation by operation. A plan may replay those
-of them that get all they read as arguments and return all that is read of them; the code between stays as it is. In
-training the model's own call runs, and the sublayers that a plan replays are run as segments when they are called
-(``sublayer_program``).
+of them that get all they read as arguments and return all that is read of them; the code between stays as it is. Whole
+networks among them are opened: their layers are calls. In training the model's own call runs, and what a plan replays
+is run in segments when it is called (``sublayer_program``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras_calls, keras_models
+from tf_memsaver.compat import keras_calls
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.calls import Reader
+from tf_memsaver.program.calls import Call, Reader
 from tf_memsaver.program.grouping import group_calls
-from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.layer_program import is_network
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
+from tf_memsaver.program.opened import OpenedCall
+from tf_memsaver.program.opening import Opener
+from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS
-
-
-@dataclass(kw_only=True, eq=False)
-class TracedLayer:
-    """The call of a layer in the trace: its operations are those from ``start`` to ``stop`` of the graph."""
-
-    layer: Any
-    path: str
-    start: int
-    stop: int = 0
-    given: list[Any] = field(default_factory=list)
-    outputs: Any = None
-    children: list[TracedLayer] = field(default_factory=list)
-
-    @property
-    def returned(self) -> list[Any]:
-        """The flat outputs, and the masks that hang on them."""
-        return _with_masks(keras.tree.flatten(self.outputs))
-
-
-def sections_of(root: TracedLayer) -> list[TracedLayer]:
-    """Return the calls that are units: repeated blocks, and what stands beside them.
-
-    Of layers that are called one after another and made of others, those of one class are blocks. A layer that holds
-    such blocks somewhere inside is taken apart, as the model is; any other is a unit.
-    """
-    repeated = Counter(type(child.layer) for child in root.children if child.children)
-    found = []
-    for child in root.children:
-        is_block = repeated[type(child.layer)] > 1
-        found += sections_of(child) if not is_block and _holds_blocks(child) else [child]
-    return found
-
-
-def _holds_blocks(call: TracedLayer) -> bool:
-    if keras_models.is_built_in(call.layer) and not isinstance(call.layer, keras.Model):
-        return False
-    kinds = Counter(type(child.layer) for child in call.children if child.children)
-    return max(kinds.values(), default=0) > 1 or any(map(_holds_blocks, call.children))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,7 +69,8 @@ class Section:
 class SublayerCalls(ModelFunction):
     """The training call of a model as sections; ``outputs`` are the structures that those of layers return, by label.
 
-    ``nested`` are those layers that are whole networks: Functional and Sequential models, which can be optimized alone.
+    ``opened`` are the networks (Functional and Sequential models) whose layers are units, ``nested`` those that are
+    units as a whole, but can be optimized alone.
     Its operations are only planned with: training runs the model's Python code.
     """
 
@@ -118,6 +82,7 @@ class SublayerCalls(ModelFunction):
         """
         self.outputs: dict[str, Any] = {}
         self.nested: dict[str, Any] = {}
+        self.opened: list[OpenedCall] = []
         super().__init__(model)
         del self._root, self._graph
 
@@ -125,13 +90,13 @@ class SublayerCalls(ModelFunction):
         """Call the model and note which layers it calls."""
         self._graph = tf.compat.v1.get_default_graph()
         self._root = TracedLayer(layer=model, path="", start=0)
-        recorder = _Recorder(self._root, self._graph)
+        recorder = Recorder(self._root, self._graph)
         with keras_calls.layer_calls_go_to(recorder):
             return model(inputs, **self.arguments)
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
-    ) -> tuple[Section, ...]:
+    ) -> tuple[Call, ...]:
         """Return the sections, with one of Python code in front of each layer and behind the last."""
         (model_call,) = self._root.children
         layers = sections_of(model_call)
@@ -144,7 +109,9 @@ class SublayerCalls(ModelFunction):
             place = 2 * number + 1 if number is not None else place + place % 2
             pieces[place].append(call)
         groups = group_calls(pieces, outputs, resident)
-        sections = []
+        used = {*outputs, *resident, *(slot for call in calls for slot in (*call.inputs, *call.outputs))}
+        opener = Opener(slots, resident, max(used) + 1)
+        sections: list[Call] = []
         for place, group in enumerate(groups):
             if place % 2 == 0:
                 pinned = "is Python code between layers, which runs once"
@@ -152,52 +119,18 @@ class SublayerCalls(ModelFunction):
                 continue
             layer = layers[place // 2]
             self.outputs[layer.path] = keras.tree.map_structure(lambda _: None, layer.outputs, none_is_leaf=False)
-            if _is_network(layer.layer):
+            splits = _splits_a_sum(group, groups)
+            if is_network(layer.layer):
+                inside = opener.calls_of(layer, group, len(sections), splits)
+                sections += inside
+                if inside:
+                    continue
                 self.nested[layer.path] = layer.layer
-            pinned = _reason(layer, group, resident, slots) or _splits_a_sum(group, groups)
+            pinned = _reason(layer, group, resident, slots) or splits
             kind = type(layer.layer).__name__
             sections.append(Section(label=layer.path, kind=kind, group=group, pinned=pinned))
+        self.opened = opener.opened
         return tuple(sections)
-
-
-def _is_network(layer: Any) -> bool:
-    """Whether a layer is a network that can be optimized by itself, and is not."""
-    is_plain = keras_models.own_class(layer) is type(layer)
-    functional = keras_models.inner_functional(layer) if isinstance(layer, keras.Model) and is_plain else None
-    return functional is not None and len(keras_models.nodes_in_order(functional)) > 2
-
-
-class _Recorder:
-    """Handles the calls of layers: notes them, in the graph that is traced."""
-
-    def __init__(self, root: TracedLayer, graph: Any) -> None:
-        self._open, self._paths, self._graph = [root], LayerPaths(), graph
-
-    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if tf.compat.v1.get_default_graph() is not self._graph:
-            return call(*args, **kwargs)
-        if len(self._open) == 1:
-            # The model itself has no name in paths.
-            return self._noted(layer, "", call, args, kwargs)
-        with self._paths.entered(layer) as path:
-            return self._noted(layer, path, call, args, kwargs)
-
-    def _noted(self, layer: Any, path: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        given = _with_masks(keras.tree.flatten((args, kwargs)))
-        noted = TracedLayer(layer=layer, path=path, start=self._graph.num_operations(), given=given)
-        self._open[-1].children.append(noted)
-        self._open.append(noted)
-        try:
-            noted.outputs = call(*args, **kwargs)
-        finally:
-            noted.stop = self._graph.num_operations()
-            self._open.pop()
-        return noted.outputs
-
-
-def _with_masks(leaves: Sequence[Any]) -> list[Any]:
-    masks = [keras_calls.get_keras_mask(leaf) for leaf in leaves if isinstance(leaf, tf.Tensor)]
-    return [*leaves, *(mask for mask in masks if mask is not None)]
 
 
 def _numbers(graph: Any, layers: Sequence[TracedLayer], scope: str) -> Callable[[str], int | None]:
@@ -223,8 +156,9 @@ def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
 
     The gradient of a tensor with several readers is one sum of all their terms. A replay adds up its own first, and the
     code behind it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.blocks`` does).
+    Masks have no gradient.
     """
-    made = {slot for each in groups for slot in each.outputs}
+    made = {slot for each in groups for member in each.members for slot in member.differentiable}
     for slot in made.intersection(group.inputs):
         if len(group.readers(slot)) > 1 and any(slot in each.inputs for each in groups if each is not group):
             return "reads a tensor several times that is read elsewhere, too: its gradient is one sum"

@@ -7,28 +7,24 @@ Python code passes on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
-import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.compat import keras_calls
+from tf_memsaver.compat import keras_calls, keras_training
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.graph import Unit
-from tf_memsaver.ir.segments import Segment, SegmentMode
-from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.program.calls import CallSequence, Reader
-from tf_memsaver.program.layer_calls import LayerCall, Slot
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.model_function import TracedProgram
-from tf_memsaver.program.program import SegmentedCalls, Segmenter, TrainingCall
+from tf_memsaver.program.opened import taken_over
+from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
+from tf_memsaver.program.single_call import Replayed
 from tf_memsaver.program.sublayer_calls import SublayerCalls
-
-_SEGMENTS = (Segment(start=0, stop=1, mode=SegmentMode.RECOMPUTE), Segment(start=1, stop=2, mode=SegmentMode.STORE))
 
 
 class SublayerProgram(TracedProgram):
@@ -42,6 +38,11 @@ class SublayerProgram(TracedProgram):
         """
         self._traced = SublayerCalls(model)
         super().__init__(model, self._traced)
+
+    def seen_through(self, output: Any) -> list[Any]:
+        """Return the logits of what a network's layer makes; those of other results the trace returns."""
+        logits = keras_training.get_logits(output)
+        return [] if logits is None else [logits]
 
     def check_units(self, units: Sequence[Unit]) -> None:
         """Say in the log if the model calls a whole network, which is replayed as one or not at all.
@@ -65,15 +66,19 @@ class SublayerProgram(TracedProgram):
         Raises:
           PlanMismatchError: the plan replays code between layers.
         """
-        labels, outputs = self.sequence.labels, self._traced.outputs
+        labels, outputs, opened = self.sequence.labels, self._traced.outputs, self._traced.opened
+        inside = {unit for each in opened for unit in range(each.start, each.stop)}
         # By place: layers that Keras names have other names in another copy of the model.
-        replayed = [labels[unit] for unit in plan.recomputed_units]
+        replayed = [labels[unit] for unit in plan.recomputed_units if unit not in inside]
         code = [label for label in replayed if label not in outputs]
         if code:
             raise PlanMismatchError(f"it replays '{code[0]}', which is Python code between layers")
-        return _SublayersInSegments(
-            {label: _Replayed(label, outputs[label], segmenter) for label in replayed}, segmenter
-        )
+        runs: dict[str, _Run] = {label: Replayed(label, outputs[label], segmenter).run for label in replayed}
+        for each in opened:
+            part = each.part_of(plan)
+            if part.recomputed_units:
+                runs[each.path] = _run_of(each.program, each.program.training_call(part, segmenter))
+        return _SublayersInSegments(runs, segmenter)
 
 
 def _by_itself(model: Any, nested: Mapping[str, Any]) -> str:
@@ -103,106 +108,39 @@ def _nothing_to_replay(model: Any, units: Sequence[Unit], nested: Mapping[str, A
     )
 
 
+_Run = Callable[[Any, Any, Any, Any], Any]
+"""Makes the call of a layer with arguments and keyword arguments, and with what a model's segments share."""
+
+
+def _run_of(program: ModelProgram, call: TrainingCall) -> _Run:
+    """Return what calls a network that runs by a plan of its own layers."""
+
+    def run(network: Any, args: Any, kwargs: Any, shared: Any) -> Any:
+        return taken_over(program, network, network, args, kwargs, functools.partial(call, shared=shared))
+
+    return run
+
+
 class _SublayersInSegments:
     """A model's own call, in which some layers run as segments."""
 
-    def __init__(self, replayed: dict[str, _Replayed], segmenter: Segmenter) -> None:
-        self._replayed, self._segmenter = replayed, segmenter
+    def __init__(self, runs: Mapping[str, _Run], segmenter: Segmenter) -> None:
+        self._runs, self._segmenter = runs, segmenter
 
-    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with keras_calls.layer_calls_go_to(_Handler(self._replayed, self._segmenter.begin())):
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        with keras_calls.layer_calls_go_to(_Handler(self._runs, shared or self._segmenter.begin())):
             return plain_call(model, args, kwargs)
 
 
 class _Handler:
     """Makes the calls of layers in one call of the model (see ``keras_calls.layer_calls_go_to``)."""
 
-    def __init__(self, replayed: dict[str, _Replayed], shared: Any) -> None:
-        self._replayed, self._paths, self._shared = replayed, LayerPaths(), shared
+    def __init__(self, runs: Mapping[str, _Run], shared: Any) -> None:
+        self._runs, self._paths, self._shared = runs, LayerPaths(), shared
 
     def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._paths.entered(layer) as path:
-            if path not in self._replayed:
+            if path not in self._runs:
                 return call(*args, **kwargs)
             with keras_calls.layer_calls_go_to(None):
-                return self._replayed[path].run(layer, args, kwargs, self._shared)
-
-
-class _Replayed:
-    """One call of a layer, as a segment."""
-
-    def __init__(self, label: str, outputs: Any, segmenter: Segmenter) -> None:
-        self._label, self._outputs, self._segmenter = label, outputs, segmenter
-        self._prepared: _Prepared | None = None
-
-    def run(self, layer: Any, args: Any, kwargs: Any, shared: Any) -> Any:
-        """Return what the layer returns."""
-        tensors = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor)]
-        slots = iter(range(len(tensors)))
-
-        def to_slot(leaf: Any) -> Any:
-            return Slot(next(slots)) if isinstance(leaf, tf.Tensor) else leaf
-
-        arguments = keras.tree.map_structure(to_slot, (args, kwargs))
-        if self._prepared is None or not self._prepared.fits(layer, arguments):
-            self._prepared = self._prepare(layer, arguments, len(tensors))
-        made = self._prepared.calls(tensors, training=keras_calls.training_of_call(), shared=shared)
-        return keras.tree.pack_sequence_as(self._outputs, made)
-
-    def _prepare(self, layer: Any, arguments: Any, count: int) -> _Prepared:
-        made = tuple(range(count, count + len(keras.tree.flatten(self._outputs))))
-        call = LayerCall(
-            number=0,
-            operation=layer,
-            label=self._label,
-            args=arguments[0],
-            kwargs=arguments[1],
-            inputs=tuple(range(count)),
-            outputs=made,
-            enclosing=(),
-            home=None,
-            signature="",
-        )
-        # What reads the outputs is not known; it is not the loss, or the layer would be pinned.
-        passed = tuple(slot + len(made) for slot in made)
-        behind = _Behind(inputs=made, outputs=passed)
-        sequence = CallSequence(
-            calls=(call, behind), inputs=call.inputs, outputs=passed, slot_count=count + 2 * len(made)
-        )
-        return _Prepared(layer, arguments, self._segmenter.prepare(sequence, _SEGMENTS))
-
-
-class _Prepared(NamedTuple):
-    """A segment for arguments of one structure, with the same constants among them."""
-
-    layer: Any
-    arguments: Any
-    calls: SegmentedCalls
-
-    def fits(self, layer: Any, arguments: Any) -> bool:
-        mine, theirs = (keras.tree.flatten_with_path(each) for each in (self.arguments, arguments))
-        return layer is self.layer and len(mine) == len(theirs) and all(map(_same_leaf, mine, theirs))
-
-
-def _same_leaf(mine: tuple[Any, Any], theirs: tuple[Any, Any]) -> bool:
-    (place, a), (other_place, b) = mine, theirs
-    is_equal = type(a) is type(b) and isinstance(a, (Slot, bool, int, float, str)) and a == b
-    return place == other_place and (a is b or is_equal)
-
-
-class _Behind:
-    """A call that stands for the Python code behind a segment, and changes nothing."""
-
-    operation: Any = None
-    label = kind = "Python"
-    signature = pinned = ""
-
-    def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-        self.inputs, self.outputs = inputs, outputs
-
-    def readers(self, slot: int) -> list[Reader]:
-        return [Reader("", "", None)] if slot in self.inputs else []
-
-    def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
-        del training, names
-        return [slots[slot] for slot in self.inputs]
+                return self._runs[path](layer, args, kwargs, self._shared)
