@@ -23,7 +23,7 @@ from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_call import arguments_of
-from tf_memsaver.program.opened import OpenedCall
+from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
@@ -99,24 +99,24 @@ class _Running:
     def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if tf.compat.v1.get_default_graph() is not self._step.graph:
             return call(*args, **kwargs)
-        with self._paths.outermost(layer) as path:
-            opened = None if path is None else self._opened.get(path)
+        with self._paths.entered(layer) as path:
+            opened = self._opened.get(path)
             if opened is None:
                 return call(*args, **kwargs)
 
             def run(network: Any, given: Any, named: Any) -> Any:
-                return self._run(opened, arguments_of(network, given, named))
+                return self._run(opened, network, given, named)
 
-            with keras_calls.layer_calls_go_to(None), keras_calls.next_call_runs(layer, run):
-                return call(*args, **kwargs)
+            return taken_over(opened.program, layer, call, args, kwargs, run)
 
-    def _run(self, opened: OpenedCall, arguments: dict[str, Any]) -> Any:
-        """Return what a network's call returns."""
+    def _run(self, opened: OpenedCall, network: Any, args: Any, kwargs: Any) -> Any:
+        """Return what a call that is opened returns."""
         program, sequence, graph = opened.program, opened.program.sequence, self._step.graph
         slots: list[Any] = [None] * sequence.slot_count
-        for slot, tensor in zip(sequence.inputs, program.enter(next(iter(arguments.values()))), strict=True):
+        for slot, tensor in zip(sequence.inputs, program.enter_call(network, args, kwargs), strict=True):
             slots[slot] = tensor
-        names, training = Names.of_model(), arguments.get("training", keras_calls.training_of_call())
+        names = Names.of_model()
+        training = arguments_of(network, args, kwargs).get("training", keras_calls.training_of_call())
         drawn = random_states()
         for unit, call in enumerate(sequence.calls, opened.start):
             start = graph.num_operations()

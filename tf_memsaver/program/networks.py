@@ -1,8 +1,12 @@
-"""The networks that a ``train_step`` trains: which of its calls of layers can be planned for, and why not others."""
+"""What a ``train_step`` trains: which of its calls of layers can be planned for, and why not others.
+
+Networks are planned layer by layer. Of other layers those that are called one after another, or the blocks inside of
+them, are replayed as a whole or not at all, as in a model's own ``call`` (``traced_layers.sections_of``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +17,12 @@ from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.program.boundaries import Boundaries
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.layer_program import is_network
 from tf_memsaver.program.model_call import arguments_of
+from tf_memsaver.program.single_call import CallProgram
+from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
 from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step
 
 
@@ -23,12 +30,14 @@ from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_
 class HeardCall:
     """A call that a ``train_step`` makes of a layer: its name, such as ``decoder#2``, and what it is called with.
 
-    ``inputs`` are the specs of the first argument. ``plain`` says why it cannot be planned for, or is empty.
+    ``inputs`` are the specs of the first argument, if it is a network. ``closed`` is the program of a call that is
+    replayed as a whole. ``plain`` says why it cannot be planned for, or is empty.
     """
 
     layer: Any
     path: str
     inputs: Any
+    closed: CallProgram | None
     plain: str
 
 
@@ -38,16 +47,12 @@ def heard_calls(model: Any, specs: Batch) -> tuple[HeardCall, ...]:
     Raises:
       UnsupportedModelError: it cannot be traced.
     """
-    graph, notes = FuncGraph("heard_step"), TapeNotes()
-    hearing = LayerHearing(graph)
+    graph, notes, root = FuncGraph("heard_step"), TapeNotes(), TracedLayer(layer=None, path="", start=0)
+    recorder = Recorder(root, graph, of_model=False)
     try:
         with gradients_end_with_graphs(), left_as_it_was(model), graph.as_default():
-            run_train_step(model, specs, _placeholders, hearing, notes)
-        through = _gradients_through(graph, hearing, notes)
-        return tuple(
-            HeardCall(layer=call.layer, path=call.path, inputs=call.inputs, plain=call.plain or reason)
-            for call, reason in zip(hearing.calls, through, strict=True)
-        )
+            run_train_step(model, specs, _placeholders, recorder, notes)
+        return tuple(_heard(graph, root, notes))
     except Exception as error:  # Whatever a train_step that somebody wrote may raise.
         raise UnsupportedModelError(
             f"the train_step of model '{model.name}' cannot be traced on its data ({type(error).__name__}: "
@@ -61,61 +66,48 @@ def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[Any]:
     return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
 
 
-@dataclass(kw_only=True)
-class _Call:
-    """A call of a layer in a trace: its operations are those from ``start`` to ``stop``."""
-
-    layer: Any
-    path: str
-    inputs: Any
-    plain: str
-    start: int
-    stop: int = 0
-
-
-class LayerHearing:
-    """Handles calls of layers in a graph: notes those that no other layer makes."""
-
-    def __init__(self, graph: Any) -> None:
-        """Listen to what is called in a graph."""
-        self._graph, self._paths = graph, LayerPaths()
-        self.calls: list[_Call] = []
-
-    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Make the call of a layer (see ``keras_calls.layer_calls_go_to``)."""
-        if tf.compat.v1.get_default_graph() is not self._graph:
-            return call(*args, **kwargs)
-        with self._paths.outermost(layer) as path:
-            if path is None:
-                return call(*args, **kwargs)
-            inputs, plain = _arguments(layer, args, kwargs)
-            noted = _Call(layer=layer, path=path, inputs=inputs, plain=plain, start=self._graph.num_operations())
-            made = call(*args, **kwargs)
-            noted.stop = self._graph.num_operations()
-            self.calls.append(noted)
-            return made
+def _heard(graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCall]:
+    """Yield the calls that a step consists of, in order."""
+    networks = {id(call): _inputs(call) for call in root.children if _is_callable_network(call.layer)}
+    networks = {key: found for key, found in networks.items() if found is not None}
+    others = [call for call in root.children if id(call) not in networks]
+    inside = sections_of(TracedLayer(layer=None, path="", start=0, children=others))
+    networks |= {id(call): found for call in inside if is_network(call.layer) and (found := _inputs(call)) is not None}
+    calls = sorted(
+        [*(call for call in root.children if id(call) in networks and call not in inside), *inside], key=_start
+    )
+    boundaries = Boundaries(graph, notes)
+    for call, reason in zip(calls, _gradients_through(graph, calls, notes), strict=True):
+        inputs, closed, plain = networks.get(id(call)), None, reason
+        if inputs is None and not plain:
+            plain = boundaries.reason(call)
+            closed = None if plain else CallProgram(call)
+        yield HeardCall(layer=call.layer, path=call.path, inputs=inputs, closed=closed, plain=plain)
 
 
-def _arguments(layer: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
-    """Return the specs of the first argument, and why a call of a layer cannot be planned for."""
-    if not isinstance(layer, keras.Model) or keras_models.has_no_call(layer):
-        return None, "is a layer and no network (keras.Model)"
-    inputs, *others = arguments_of(layer, args, kwargs).items()
-    leaves = keras.tree.flatten(inputs[1])
-    if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
-        return None, "is called with something that is no tensor"
+def _start(call: TracedLayer) -> int:
+    return call.start
+
+
+def _is_callable_network(layer: Any) -> bool:
+    return isinstance(layer, keras.Model) and not keras_models.has_no_call(layer)
+
+
+def _inputs(call: TracedLayer) -> Any | None:
+    """Return the specs of the first argument of a network's call, or None if there are others or it is no tensor."""
+    inputs, *others = arguments_of(call.layer, call.args, call.kwargs).items()
+    if not all(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten(inputs[1])):
+        return None
     if any(isinstance(leaf, tf.Tensor) for _, value in others for leaf in keras.tree.flatten(value)):
-        return None, "is called with several tensors that are arguments of their own"
-    return keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), inputs[1]), ""
+        return None
+    return keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), inputs[1])
 
 
-def _gradients_through(graph: Any, hearing: LayerHearing, notes: TapeNotes) -> list[str]:
+def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNotes) -> list[str]:
     """Return for each call why no gradient is taken through it that a replay can give, or an empty string."""
     operations = graph.get_operations()
     owner = {
-        id(operation): place
-        for place, call in enumerate(hearing.calls)
-        for operation in operations[call.start : call.stop]
+        id(operation): place for place, call in enumerate(calls) for operation in operations[call.start : call.stop]
     }
     nested = [(taken.start, taken.stop) for taken in notes.taken if taken.nested]
     # Tapes differentiate more than they are asked for, which graph optimisation takes out.
@@ -131,7 +123,7 @@ def _gradients_through(graph: Any, hearing: LayerHearing, notes: TapeNotes) -> l
     reasons = {False: "no gradient is taken through it", True: ""}
     return [
         "a gradient is taken of its gradient" if place in twice else reasons[place in through]
-        for place in range(len(hearing.calls))
+        for place in range(len(calls))
     ]
 
 

@@ -1,7 +1,8 @@
-"""A model's own ``train_step`` as a program: the calls of all networks that it trains, and the code between them.
+"""A model's own ``train_step`` as a program: the calls that it makes of networks and layers, and the code between them.
 
 In training the user's ``train_step`` runs. The calls of networks that it makes are taken over, each by the segments of
-a plan for what that network calls. So nothing has to be replaced where the networks hang.
+a plan for what that network calls; those of other layers are replayed as a whole or not at all. So nothing has to be
+replaced where networks and layers hang.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.networks import HeardCall, heard_calls
-from tf_memsaver.program.opened import OpenedCall
+from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
 from tf_memsaver.program.signature import note_inputs, trained_on
 
@@ -29,7 +30,7 @@ ProgramOf = Callable[[Any], ModelProgram]
 
 
 class StepProgram:
-    """The networks that a ``train_step`` trains; ``opened`` are their calls, in order."""
+    """What a ``train_step`` trains; ``opened`` are its calls of networks and of other layers, in order."""
 
     def __init__(self, model: Any, program_of: ProgramOf) -> None:
         """Trace the step of ``model``, which is only read, to hear which networks it calls.
@@ -64,6 +65,8 @@ class StepProgram:
         if heard.plain:
             self._plain[heard.path] = heard.plain
             return None
+        if heard.closed is not None:
+            return heard.closed
         network = heard.layer
         try:
             if id(network) not in self._programs:
@@ -78,9 +81,9 @@ class StepProgram:
     def _nothing_to_plan(self) -> UnsupportedModelError:
         reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:5])
         return UnsupportedModelError(
-            f"the train_step of model '{self.model.name}' ({type(self.model).__name__}) trains no network that can be "
-            f"planned for: {reasons or 'it calls no layer'}. Put what it trains into networks (keras.Sequential, or "
-            f"keras.Model with a call())."
+            f"the train_step of model '{self.model.name}' ({type(self.model).__name__}) trains nothing that a plan "
+            f"could replay: {reasons or 'it calls no layer'}. Put what it trains into networks (keras.Sequential, or "
+            f"keras.Model with a call()), or into layers that get their tensors as arguments and return them."
         )
 
     def check_units(self, units: Sequence[Unit]) -> None:
@@ -105,15 +108,15 @@ class StepProgram:
         for opened in self.opened:
             own = opened.part_of(plan)
             if own.recomputed_units:
-                calls[opened.path] = opened.program.training_call(own, segmenter)
+                calls[opened.path] = opened.program, opened.program.training_call(own, segmenter)
         return StepInSegments(calls)
 
 
 class StepInSegments:
     """Runs a ``train_step`` in which calls of networks run in segments."""
 
-    def __init__(self, calls: Mapping[str, TrainingCall]) -> None:
-        """Take the networks' calls by their names."""
+    def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
+        """Take the programs of calls, and what makes them, by their names."""
         self._calls = calls
 
     def train_step(self, model: Any, data: Any) -> Any:
@@ -125,17 +128,17 @@ class StepInSegments:
 class _Handler:
     """Makes the calls of layers in one ``train_step`` (see ``keras_calls.layer_calls_go_to``)."""
 
-    def __init__(self, calls: Mapping[str, TrainingCall]) -> None:
+    def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
         self._calls, self._paths, self._graph = calls, LayerPaths(), tf.compat.v1.get_default_graph()
 
     def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if tf.compat.v1.get_default_graph() is not self._graph:
             return call(*args, **kwargs)
-        with self._paths.outermost(layer) as path:
-            if path is None or path not in self._calls:
+        with self._paths.entered(layer) as path:
+            if path not in self._calls:
                 return call(*args, **kwargs)
-            with keras_calls.layer_calls_go_to(None), keras_calls.next_call_runs(layer, self._calls[path]):
-                return call(*args, **kwargs)
+            program, run = self._calls[path]
+            return taken_over(program, layer, call, args, kwargs, run)
 
 
 class _Between:

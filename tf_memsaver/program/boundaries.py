@@ -1,0 +1,56 @@
+"""Whether the call of a layer in a traced step can be replayed as a whole: what it reads and what is read of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.cost import rules
+from tf_memsaver.program.traced_layers import TracedLayer
+from tf_memsaver.program.train_step import TapeNotes
+
+_READ_ANYWHERE = ("Const", "ReadVariableOp")
+"""What makes tensors that a layer may read without being given them."""
+
+
+class Boundaries:
+    """The tensors of a traced step, and who reads them in its forward passes."""
+
+    def __init__(self, graph: Any, notes: TapeNotes) -> None:
+        """Take a step and what its tapes did: what they added is no forward pass."""
+        self._operations = graph.get_operations()
+        self._captured = {id(inner) for _, inner in graph.captures}
+        ranges = [range(each.start, each.stop) for each in notes.taken]
+        ranges += [range(each.start, each.stop) for each in notes.operations]
+        backward = {place for each in ranges for place in each}
+        self._readers: dict[int, list[int]] = {}
+        for place, operation in enumerate(self._operations):
+            if place not in backward and operation.type not in rules.METADATA_READERS:
+                for tensor in operation.inputs:
+                    self._readers.setdefault(id(tensor), []).append(place)
+
+    def reason(self, call: TracedLayer) -> str:
+        """Return why a call cannot be replayed as a whole, or an empty string."""
+        inside = range(call.start, call.stop)
+        if not all(isinstance(tensor, tf.Tensor) for tensor in keras.tree.flatten(call.outputs)):
+            return "returns something that is no tensor"
+        operations = self._operations[call.start : call.stop]
+        made = {id(tensor) for operation in operations for tensor in operation.outputs} - self._captured
+        given, returned = {id(tensor) for tensor in call.given}, {id(tensor) for tensor in call.returned}
+        read = {id(tensor): tensor for operation in operations for tensor in operation.inputs if id(tensor) not in made}
+        if any(key not in given and not self._is_known(tensor) for key, tensor in read.items()):
+            return "reads a tensor that is not among its arguments"
+        if any(place not in inside for key in made - returned for place in self._readers.get(key, ())):
+            return "makes a tensor that is read elsewhere and that it does not return"
+        # The gradient of a tensor with several readers is one sum, and a replay adds up its own terms first.
+        for key, tensor in read.items():
+            where = Counter(place in inside for place in self._readers.get(key, ()))
+            if tensor.dtype.is_floating and tensor.op.type != "Placeholder" and where[True] > 1 and where[False]:
+                return "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
+        return ""
+
+    def _is_known(self, tensor: Any) -> bool:
+        return tensor.dtype == tf.resource or id(tensor) in self._captured or tensor.op.type in _READ_ANYWHERE
