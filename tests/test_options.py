@@ -152,7 +152,7 @@ def run(model: Any, *rest: Any, **options: Any) -> Any:
 
 
 def test_a_verb_gets_all_its_options_as_we_use_them() -> None:
-    taken = {"data": None, "batch_size": 4, "mode": "graph", "steps": 3}
+    taken = {"data": None, "batch_size": 4, "step": None, "mode": "graph", "steps": 3}
     assert run("m", 1, batch_size=np.int64(4)) == ("m", (1,), taken)
     with pytest.raises(InvalidRequestError, match="mode must be one of eager, graph, xla, got 'fast'"):
         run("m", batch_size=4, mode="fast")
@@ -161,8 +161,11 @@ def test_a_verb_gets_all_its_options_as_we_use_them() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"batch_size": 4, "stesp": 3}, r"run\(\) got an unexpected keyword argument 'stesp'\. Did you mean steps\?"),
-        ({"colour": 3}, r"unexpected keyword argument 'colour'\. It takes data, batch_size, mode, steps\."),
+        (
+            {"batch_size": 4, "stesp": 3},
+            r"run\(\) got an unexpected keyword argument 'stesp'\. Did you mean step or steps\?",
+        ),
+        ({"colour": 3}, r"unexpected keyword argument 'colour'\. It takes data, batch_size, step, mode, steps\."),
     ],
 )
 def test_a_wrong_keyword_names_the_right_one(given: dict[str, Any], sentence: str) -> None:
@@ -172,13 +175,15 @@ def test_a_wrong_keyword_names_the_right_one(given: dict[str, Any], sentence: st
 
 def test_a_verb_shows_its_options() -> None:
     parameters = inspect.signature(run).parameters
-    assert list(parameters) == ["model", "rest", "data", "batch_size", "mode", "steps"]
+    assert list(parameters) == ["model", "rest", "data", "batch_size", "step", "mode", "steps"]
     assert parameters["batch_size"].default is None and parameters["steps"].default == 3
     assert get_type_hints(run)["mode"] == Mode
     assert run.__doc__ is not None
     arguments = run.__doc__.partition("Args:\n")[2].partition("\n\nRaises:\n  ValueError: never.")[0].splitlines()
     entries = [line.strip().partition(":")[0] for line in arguments if not line.startswith("    ")]
-    assert entries == ["model", "steps", "data", "batch_size", "mode"] and "  steps: of its own kind." in arguments
+    assert (
+        entries == ["model", "steps", "data", "batch_size", "step", "mode"] and "  steps: of its own kind." in arguments
+    )
 
 
 def test_a_request_checks_its_fields() -> None:

@@ -18,13 +18,14 @@ from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options import checked
 from tf_memsaver.options.checks import path
 from tf_memsaver.options.table import (
+    ApplyOptions,
     CaptureOptions,
     CurveOfTraceOptions,
     CurveOptions,
     EstimateOptions,
     FunctionOptions,
+    OptimizeOptions,
     PlanOfTraceOptions,
-    PlanOptions,
     RequestOptions,
     SavedModelOptions,
     options_of,
@@ -33,7 +34,9 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import Plans, check_strategy, solve
+from tf_memsaver.program.batch import subject_of, told_of
 from tf_memsaver.program.function_calls import FunctionCalls
+from tf_memsaver.program.loop import Loop, mapped
 from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
@@ -120,12 +123,13 @@ def trace(model: Any, **options: Unpack[CaptureOptions]) -> Trace:
     Raises:
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    plain = strip(model)
+    plain = _plain_subject(model, options)
+    options["step"] = None
     return Trace(plain, capture_graph(plain, **options), **options)
 
 
-@takes(PlanOptions)
-def optimize(model: Any, **options: Unpack[PlanOptions]) -> Any:
+@takes(OptimizeOptions)
+def optimize(model: Any, **options: Unpack[OptimizeOptions]) -> Any:
     """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
 
     The original stays as it was; the plan is in the result's ``memsaver_plan``. A compiled model comes back compiled,
@@ -143,12 +147,12 @@ def optimize(model: Any, **options: Unpack[PlanOptions]) -> Any:
     """
     traced, plan = _planned(model, options)
     optimized = traced.apply(plan)
-    _tell_of(f"model '{model.name}'", plan)
+    _tell_of(f"{'step' if isinstance(traced.model, Loop) else 'model'} '{traced.model.name}'", plan)
     return optimized
 
 
-@takes(PlanOptions)
-def search_plan(model: Any, **options: Unpack[PlanOptions]) -> Plan:
+@takes(OptimizeOptions)
+def search_plan(model: Any, **options: Unpack[OptimizeOptions]) -> Plan:
     """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
 
     Args:
@@ -265,11 +269,16 @@ def rewrite_saved_model(
     return plans
 
 
-def apply_plan(model: Any, plan: Plan) -> Any:
+@takes(ApplyOptions)
+def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
     """Return ``model`` as one that trains by ``plan``; an optimized model changes its plan.
 
     The plan is certified for this model first. That traces a training step, unless the plan was made for the same model
     object in this process.
+
+    Args:
+      model: what the plan was made for; with ``step`` as in ``optimize``.
+      plan: what ``search_plan`` returned.
 
     Raises:
       InvalidRequestError: ``plan`` is no Plan.
@@ -278,7 +287,14 @@ def apply_plan(model: Any, plan: Plan) -> Any:
       UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``search_plan``
         is told them.
     """
-    return make_optimized(strip(model), plan)
+    if options["step"] is not None:
+        model = told_of(_plain_subject(model, options), {**options, "batch_size": None, "step": None}).model
+    return make_optimized(model if isinstance(model, Loop) else strip(model), plan)
+
+
+def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:
+    """Return what is trained, plain: a model or, with the option ``step``, the loop that calls it or them."""
+    return subject_of(model if options["step"] is None else mapped(strip, model), options)
 
 
 @takes(EstimateOptions)

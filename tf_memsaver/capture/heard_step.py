@@ -25,7 +25,7 @@ from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.step_program import StepProgram
-from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step
+from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step, what_is_traced
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
 
 
@@ -76,7 +76,7 @@ class HeardStep:
         with graph.as_default():
             logs = run_train_step(self._model, self._specs, placeholders, running, notes)
         if not notes.taken:
-            raise UnsupportedModelError(f"the train_step of model '{self.name}' takes no gradient with a tape.")
+            raise UnsupportedModelError(f"{what_is_traced(self._model)} takes no gradient with a tape.")
         step.outputs = [each for each in keras.tree.flatten(logs) if tf.is_symbolic_tensor(each)]
         _Assignment(step, running.ranges, notes, self._trained).run()
         return step

@@ -22,6 +22,7 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
 from tf_memsaver.program.step_program import StepProgram
@@ -44,7 +45,7 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
     stands in for the loss and the step ends with the gradients.
 
     Args:
-      model: a built Keras model.
+      model: a built Keras model; with ``step`` one, or a tuple, list or dict of several.
 
     Raises:
       UnsupportedModelError: another Keras backend, an unbuilt model, a call() that cannot be cut, or nothing to train.
@@ -52,12 +53,12 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
       InvalidRequestError: an argument has no meaning, or the batch size is not told.
     """
     told = batch.told_of(model, options)
-    return _capture(model, told.batch_size, options["granularity"], profile=options["profile"])
+    return _capture(told.model, told.batch_size, options["granularity"], profile=options["profile"])
 
 
 def _capture(model: Any, batch_size: int, granularity: str, *, profile: bool = False) -> Graph:
     batch.batch_specs(model, batch_size)
-    if not getattr(model, "compiled", False):
+    if not getattr(model, "compiled", False) and not isinstance(model, Loop):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     program = program_of(model, granularity)
     if isinstance(program, StepProgram):

@@ -27,13 +27,14 @@ from tf_memsaver.check.tether import tether
 from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
 from tf_memsaver.compat import keras_copies, keras_models
 from tf_memsaver.compat.keras_training import own_optimizer
-from tf_memsaver.errors import MeasurementError
+from tf_memsaver.errors import InvalidRequestError, MeasurementError
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options.table import MeasureOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch
+from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.signature import batch_of_json, batch_to_json, inputs_to_json, is_planned_as_a_step
 from tf_memsaver.units import format_bytes
 
@@ -83,11 +84,12 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
 
     A compiled model runs its loss and its optimizer's update, another one the gradients of the mean square of its
     outputs; where the compiled loss cannot be computed on made-up targets, that stands in for it, and the log says so.
-    With data, a model with a ``train_step`` of its own runs that. The model, its variables and its optimizer are as
-    before when this returns.
+    With data, a model with a ``train_step`` of its own runs that. With ``step`` that runs, in this process
+    (``isolate=False``), and calls the model that is given here, plain or optimized, by whichever name it knows it. The
+    model, its variables and its optimizer are as before when this returns.
 
     Args:
-      model: a plain or optimized Functional or Sequential model.
+      model: a plain or optimized model; with ``step`` as in ``optimize``.
       steps: how many steps to time after the warm-up.
 
     Raises:
@@ -96,6 +98,12 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
       OutputError: there is no room for temporary files.
     """
     told, mode, steps = told_of(model, options), options["mode"], options["steps"]
+    model = told.model
+    if isinstance(model, Loop) and options["isolate"]:
+        raise InvalidRequestError(
+            "step= is measured in this process: a function of your own cannot be sent to another one. Pass "
+            "isolate=False."
+        )
     batch.batch_specs(model, told.batch_size)
     if options["isolate"]:
         return _measure_in_process(model, told, mode, steps)

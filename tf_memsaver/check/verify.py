@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.check.training_step import KeptState, TrainingStep
+from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
 from tf_memsaver.compat.eager import deterministic_operations
 from tf_memsaver.compat.keras_training import compiled_parts, own_optimizer
 from tf_memsaver.errors import InvalidRequestError
@@ -24,7 +24,8 @@ from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.signature import is_planned_as_a_step, signature_of
+from tf_memsaver.program.loop import Loop
+from tf_memsaver.program.signature import is_planned_as_a_step, share_signature, signature_of
 from tf_memsaver.rewrite.optimized_model import another
 
 if TYPE_CHECKING:
@@ -122,16 +123,19 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     variables at the end, the optimizer's included, are compared, too. Models, variables and the optimizer are as before
     when this returns. Where the compiled loss cannot be computed on made-up targets, the mean square of the outputs
     stands in for it, there is no ``fit``, and the log says so. With data, a model with a ``train_step`` of its own is
-    trained by ``fit`` alone.
+    trained by ``fit`` alone. With ``step`` that runs, and what it returns and all variables at the end are compared.
 
     Args:
-      model: the plain model.
+      model: the plain model, or models, as in ``optimize``.
       optimized: the same model as ``optimize`` or ``apply_plan`` returned it (over the same variables).
 
     Raises:
       InvalidRequestError: the models do not share their variables, or an argument has no meaning.
     """
     told, steps, mode = told_of(model, options), options["steps"], options["mode"]
+    model, optimized = told.model, batch.subject_of(optimized, options)
+    if isinstance(model, Loop):
+        share_signature(model, optimized)
     if not is_planned_as_a_step(model):
         signature_of(model)
         signature_of(optimized)
@@ -154,7 +158,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
     with KeptState(model, optimized) as state:
         trial = _Trial(model, told, steps, mode, state)
         if is_planned_as_a_step(model):
-            return _compared_by(trial.fit, model, optimized, mode)
+            return _compared_by(trial.loop if isinstance(model, Loop) else trial.fit, model, optimized, mode)
         plain_step = trial.step_of(model)
         plain, fits = trial.train(model, plain_step), False
         if own_optimizer(model) is not None and mode != "eager" and not trial.stand_in:
@@ -223,6 +227,28 @@ class _Trial:
                 record[kind, variable.path, number] = variable.numpy()
         return record
 
+    def loop(self, model: Any) -> Record:
+        """Return what the step of a loop returns every time, and leaves in the variables."""
+        self._state.restore()
+        step = OwnTrainStep(model, self.mode, self._batches[0])
+        record: Record = {}
+        for number, given in enumerate(self._batches):
+            record.update(
+                (("result of the step", name, number), np.asarray(each)) for name, each in step.run(given).items()
+            )
+        record.update(self._left_in(model, "step"))
+        return record
+
+    def _left_in(self, model: Any, after: str) -> Record:
+        """Return what training left in the variables of a model and of its optimizers."""
+        record: Record = {}
+        for variable in model.variables:
+            kind = f"weight after {after}" if variable.trainable else f"state after {after}"
+            record[kind, variable.path, self.steps - 1] = variable.numpy()
+        for place, variable in enumerate(_slots_of(model)):
+            record[f"slot after {after}", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
+        return record
+
     def fit(self, model: Any) -> Record:
         """Return what ``fit`` logs after every step and leaves in the variables."""
         self._state.restore()
@@ -238,11 +264,7 @@ class _Trial:
             # Keras warns of what is so in the user's own fit, too.
             warnings.simplefilter("ignore")
             subject.fit(_as_dataset(self._batches, self._size), verbose=0, callbacks=[noting])
-        for variable in subject.variables:
-            kind = "weight after fit" if variable.trainable else "state after fit"
-            record[kind, variable.path, self.steps - 1] = variable.numpy()
-        for place, variable in enumerate(_slots_of(subject)):
-            record["slot after fit", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
+        record.update(self._left_in(subject, "fit"))
         return record
 
 

@@ -142,6 +142,17 @@ def layer_calls_go_to(handler: LayerHandler | None) -> Iterator[None]:
         _thread.handler = before
 
 
+def layer_handler() -> LayerHandler | None:
+    """Return who makes the calls of layers now (``layer_calls_go_to``)."""
+    return _thread.handler
+
+
+def accepted_arguments(layer: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments as a layer's ``call`` gets them: ``CallSpec`` drops ``training`` if it takes none."""
+    known = layer._call_signature.parameters
+    return {name: value for name, value in kwargs.items() if name in known or name not in layer._call_context_args}
+
+
 @functools.cache
 def _make_layers_ask() -> None:
     plainly = keras.layers.Layer.__call__

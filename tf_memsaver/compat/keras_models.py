@@ -58,6 +58,15 @@ def pack_outputs(functional: Functional, flat: list[Any]) -> Any:
     return packed[0] if isinstance(packed, (list, tuple)) and len(packed) == 1 else packed
 
 
+def identity(model: Any) -> Any:
+    """Return what models of one class over the same layers and variables have in common, to compare and to hash.
+
+    A subclass of Functional may list some layers twice (``_layers``), and nothing is there before it is built.
+    """
+    parts = [*model._layers, *model._trainable_variables, *model._non_trainable_variables]
+    return (own_class(model), frozenset(map(id, parts))) if parts else id(model)
+
+
 def all_layers(layer: Any) -> list[Any]:
     """Return a layer and all that it holds, at whatever depth (``_flatten_layers``)."""
     return list(layer._flatten_layers())

@@ -65,6 +65,20 @@ class Batches(TypedDict, total=False):
     ]
 
 
+class Loops(TypedDict, total=False):
+    """How a model is trained, where that is not ``fit``."""
+
+    step: Annotated[
+        Any,
+        Option(
+            check=any_value,
+            help="the step of a training loop of your own: the function that is called with each element of ``data``",
+            more="It is traced as it stands, optimizer's update and all, and left as it was; the model need not be "
+            "compiled. ``model`` is then the network that it calls, or a tuple, list or dict of several.",
+        ),
+    ]
+
+
 class Limits(TypedDict, total=False):
     """What a plan must keep to, and who makes it."""
 
@@ -217,18 +231,34 @@ class RequestOptions(Limits, Hints, Units, Timing, Running):
 
 
 class PlanOptions(Batches, RequestOptions, Inputs):
+    """What the callback ``Optimize`` takes."""
+
+
+class OptimizeOptions(PlanOptions, Loops):
     """What ``optimize`` and ``search_plan`` take."""
+
+
+class ApplyOptions(Loops, total=False):
+    """What ``apply_plan`` takes."""
+
+    data: Annotated[
+        Any,
+        Option(
+            check=any_value,
+            help="with ``step``, the data that the step is called with, as in ``optimize``",
+        ),
+    ]
 
 
 class FunctionOptions(Limits, Hints, Timing, Running):
     """What ``optimize_function`` takes."""
 
 
-class CaptureOptions(Batches, Units, Timing, Inputs):
+class CaptureOptions(Batches, Units, Timing, Inputs, Loops):
     """What ``trace`` and ``capture_graph`` take."""
 
 
-class EstimateOptions(Batches, Units, Inputs):
+class EstimateOptions(Batches, Units, Inputs, Loops):
     """What ``estimate`` takes."""
 
 
@@ -240,7 +270,7 @@ class CurveOfTraceOptions(Hints, Points):
     """What ``Trace.curve`` takes."""
 
 
-class CurveOptions(Batches, Hints, Units, Timing, Inputs, Points):
+class CurveOptions(Batches, Hints, Units, Timing, Inputs, Points, Loops):
     """What ``memory_time_curve`` takes."""
 
 
@@ -257,7 +287,7 @@ class SavedModelOptions(FunctionOptions, Overwrite, total=False):
     ]
 
 
-class RunOptions(Batches, total=False):
+class RunOptions(Batches, Loops, total=False):
     """What ``verify`` takes."""
 
     mode: Annotated[

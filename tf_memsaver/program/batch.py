@@ -16,6 +16,7 @@ from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.program.data import Batch, Data, data_of
 from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.loop import Loop, loop_of
 from tf_memsaver.program.signature import (
     check_model,
     is_planned_as_a_step,
@@ -27,8 +28,12 @@ from tf_memsaver.program.signature import (
 
 
 class Told(NamedTuple):
-    """What a caller tells of the batches that a model is trained on; ``data`` is None where only their size is told."""
+    """What a caller tells of the batches that a model is trained on; ``data`` is None where only their size is told.
 
+    ``model`` is what is trained: the model, or with ``step`` the loop that calls it.
+    """
+
+    model: Any
     batch_size: int
     data: Data | None
 
@@ -50,12 +55,13 @@ class Told(NamedTuple):
 
 
 def told_of(model: Any, options: Mapping[str, Any]) -> Told:
-    """Note what the options ``data`` and ``inputs`` tell of a model's batches, and return it with their size.
+    """Note what the options ``data``, ``inputs`` and ``step`` tell of a model's batches; return it with their size.
 
     Raises:
       InvalidRequestError: the batch size is not told, or the data is not what the model takes.
       UnsupportedModelError: no Keras model, or its call cannot be traced with this.
     """
+    model = subject_of(model, options)
     check_model(model, needs_call=options["data"] is None)
     given, size = options["data"], options["batch_size"]
     if options.get("inputs") is not None:
@@ -65,14 +71,34 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
             raise InvalidRequestError(
                 "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
             )
-        return Told(size, None)
-    data = data_of(given, keras_training.preprocessing_of(model))
+        return Told(model, size, None)
+    unpack = model.unpacked if isinstance(model, Loop) else None
+    data = data_of(given, keras_training.preprocessing_of(model), unpack)
+    if isinstance(model, Loop):
+        model.check_data(data.specs)
     if size is None:
         if data.batch_size is None:
             raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")
         size = max(1, data.batch_size // keras_training.replicas_of(model))
     note_batch(model, data.specs)
-    return Told(size, data)
+    return Told(model, size, data)
+
+
+def subject_of(model: Any, options: Mapping[str, Any]) -> Any:
+    """Return what is trained: the model that was given or, with the option ``step``, the loop that calls it or them.
+
+    Raises:
+      InvalidRequestError: the step is no function, or there is no data to trace it on.
+      UnsupportedModelError: something in it is no Keras model.
+    """
+    step = options.get("step")
+    if step is None:
+        return model
+    if options["data"] is None:
+        raise InvalidRequestError("step= needs data=: the dataset that your loop goes over, or a batch of it.")
+    if options.get("inputs") is not None:
+        raise InvalidRequestError("leave inputs= out: what the step calls the model with is seen when it is traced.")
+    return loop_of(model, step)
 
 
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:

@@ -81,8 +81,10 @@ class Data:
         return [tensors[place % len(tensors)] for place in range(count)]
 
 
-def data_of(given: Any, prepared: Prepare | None = None) -> Data:
+def data_of(given: Any, prepared: Prepare | None = None, unpack: Callable[[Any], Batch] | None = None) -> Data:
     """Return what was given as ``data=``; ``prepared`` is what a model makes of each batch before it is trained on it.
+
+    ``unpack`` makes a batch of an element; without, Keras's rule does.
 
     Of a ``tf.data.Dataset`` nothing is read but what its steps say of themselves and, if that leaves shapes open, its
     first element.
@@ -95,21 +97,22 @@ def data_of(given: Any, prepared: Prepare | None = None) -> Data:
             "data is an iterator: a batch that is read from it would be missing in training. Give one batch of it, "
             "data=next(iterator), or the dataset that it comes from."
         )
+    unpack = unpack or unpacked
     if isinstance(given, tf.data.Dataset) and prepared is None:
-        said = _unpacked(given.element_spec)
+        said = unpack(given.element_spec)
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in said.leaves):
             raise _no_tensors()
         known = said.filled(map(tf.TensorSpec, datasets.flat_shapes(given), (leaf.dtype for leaf in said.leaves)))
         if all(leaf.shape.is_fully_defined() for leaf in known.leaves):
-            return replace(_of_batch(known), batches=lambda: map(_unpacked, iter(given)))
+            return replace(_of_batch(known), batches=lambda: map(unpack, iter(given)))
     elif _is_batch(given):
-        batch = _unpacked(given)
-        return _of_batch(batch if prepared is None else _unpacked(prepared(*batch)))
+        batch = unpack(given)
+        return _of_batch(batch if prepared is None else unpack(prepared(*batch)))
 
     def read(source: Any = given) -> Iterator[Batch]:
         for element in _batches_of(source)():
-            batch = _unpacked(element)
-            yield batch if prepared is None else _unpacked(prepared(*batch))
+            batch = unpack(element)
+            yield batch if prepared is None else unpack(prepared(*batch))
 
     with random_states_kept():
         first = next(read(_to_look_at(given)), None)
@@ -169,7 +172,7 @@ def _of_batch(batch: Batch) -> Data:
     )
 
 
-def _unpacked(element: Any) -> Batch:
+def unpacked(element: Any) -> Batch:
     """Return an element of a dataset as Keras reads it (``keras.utils.unpack_x_y_sample_weight``)."""
     if isinstance(element, (tuple, list)) and len(element) > 3:
         raise InvalidRequestError(

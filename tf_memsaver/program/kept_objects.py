@@ -26,6 +26,13 @@ _APART = (
     keras.layers.Layer,
     tf.Module,
     tf.distribute.Strategy,
+    tf.data.Dataset,
+    tf.data.Iterator,
+    tf.Graph,
+    tf.summary.SummaryWriter,
+    tf.train.Checkpoint,
+    tf.train.CheckpointManager,
+    tf.types.experimental.GenericFunction,
     np.ndarray,
 )
 """What is left alone."""

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
-from tf_memsaver.program.model_function import check_no_plan_inside
+from tf_memsaver.program.loop import Loop
+from tf_memsaver.program.model_function import check_no_plan_inside, settings_of
 from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import ModelProgram
 from tf_memsaver.program.signature import is_planned_as_a_step
@@ -54,7 +55,8 @@ def program_of(model: Any, granularity: str) -> ModelProgram | StepProgram:
       UnsupportedModelError: its inputs are not known, its call or step cannot be traced, or no plan can be made for it.
     """
     if is_planned_as_a_step(model):
-        return StepProgram(model, functools.partial(_call_program, granularity))
+        make = functools.partial(StepProgram, model, functools.partial(_call_program, granularity))
+        return model.once((granularity, *settings_of(model)), make) if isinstance(model, Loop) else make()
     return _call_program(granularity, model)
 
 

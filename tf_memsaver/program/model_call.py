@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_memsaver.compat import keras_models
+from tf_memsaver.compat.tapes import could_possibly_record
 
 
 def plain_call(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a model, optimized or not, as its own class does."""
     return keras_models.own_class(model).call(model, *args, **kwargs)  # type: ignore[attr-defined]
+
+
+def may_be_differentiated(training: Any) -> bool:
+    """Whether a gradient may be taken of a call that is made now: in training, or where a tape may record it."""
+    return bool(training) or could_possibly_record()
 
 
 def arguments_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

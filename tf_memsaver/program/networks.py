@@ -13,17 +13,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras_models
+from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
-from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.errors import MemsaverError, UnsupportedModelError
 from tf_memsaver.program.boundaries import Boundaries
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_program import is_network
+from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.single_call import CallProgram
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
-from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step
+from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step, what_is_traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class HeardCall:
     """A call that a ``train_step`` makes of a layer: its name, such as ``decoder#2``, and what it is called with.
 
     ``inputs`` are the specs of the first argument, if it is a network. ``closed`` is the program of a call that is
-    replayed as a whole. ``plain`` says why it cannot be planned for, or is empty.
+    replayed as a whole. ``plain`` says why it cannot be planned for, or is empty. ``is_recorded`` tells that a gradient
+    may be taken of it, as far as can be seen while it is made.
     """
 
     layer: Any
@@ -39,6 +41,7 @@ class HeardCall:
     inputs: Any
     closed: CallProgram | None
     plain: str
+    is_recorded: bool
 
 
 def heard_calls(model: Any, specs: Batch) -> tuple[HeardCall, ...]:
@@ -52,14 +55,31 @@ def heard_calls(model: Any, specs: Batch) -> tuple[HeardCall, ...]:
     try:
         with gradients_end_with_graphs(), left_as_it_was(model), graph.as_default():
             run_train_step(model, specs, _placeholders, recorder, notes)
+        if isinstance(model, Loop):
+            model.check_called([call.layer for call in root.children])
+            return tuple(_of_loop(model, graph, root, notes))
         return tuple(_heard(graph, root, notes))
+    except MemsaverError:
+        raise
     except Exception as error:  # Whatever a train_step that somebody wrote may raise.
         raise UnsupportedModelError(
-            f"the train_step of model '{model.name}' cannot be traced on its data ({type(error).__name__}: "
-            f"{str(error).strip().partition(chr(10))[0]}). Compile the model first, and give the data that fit gets."
+            f"{what_is_traced(model)} cannot be traced on its data ({type(error).__name__}: {_reason(error)}). "
+            f"{_ADVICE[isinstance(model, Loop)]}"
         ) from error
     finally:
         release(graph)
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, in a line; where Python was converted, TensorFlow puts the way to it before that."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1].strip() if lines[0].startswith("in user code") else lines[0]
+
+
+_ADVICE = {
+    False: "Compile the model first, and give the data that fit gets.",
+    True: "It must run in a tf.function. Give what the loop calls for each element of data, and that data.",
+}
 
 
 def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[Any]:
@@ -82,7 +102,29 @@ def _heard(graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCal
         if inputs is None and not plain:
             plain = boundaries.reason(call)
             closed = None if plain else CallProgram(call)
-        yield HeardCall(layer=call.layer, path=call.path, inputs=inputs, closed=closed, plain=plain)
+        yield HeardCall(
+            layer=call.layer,
+            path=call.path,
+            inputs=inputs,
+            closed=closed,
+            plain=plain,
+            is_recorded=call.may_be_differentiated,
+        )
+
+
+def _of_loop(loop: Loop, graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCall]:
+    """Yield the calls that the step of a loop makes: only whole networks can be given back optimized."""
+    for call, reason in zip(root.children, _gradients_through(graph, root.children, notes), strict=True):
+        inputs = _inputs(call) if _is_callable_network(call.layer) else None
+        plain = "" if inputs is not None else "is no network (keras.Model) that is called with one argument"
+        yield HeardCall(
+            layer=call.layer,
+            path=call.path,
+            inputs=inputs,
+            closed=None,
+            plain=plain or reason or loop.left_out(call.layer),
+            is_recorded=call.may_be_differentiated,
+        )
 
 
 def _start(call: TracedLayer) -> int:
@@ -95,7 +137,8 @@ def _is_callable_network(layer: Any) -> bool:
 
 def _inputs(call: TracedLayer) -> Any | None:
     """Return the specs of the first argument of a network's call, or None if there are others or it is no tensor."""
-    inputs, *others = arguments_of(call.layer, call.args, call.kwargs).items()
+    given = keras_calls.accepted_arguments(call.layer, call.kwargs)
+    inputs, *others = arguments_of(call.layer, call.args, given).items()
     if not all(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten(inputs[1])):
         return None
     if any(isinstance(leaf, tf.Tensor) for _, value in others for leaf in keras.tree.flatten(value)):

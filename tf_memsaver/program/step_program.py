@@ -7,6 +7,8 @@ replaced where networks and layers hang.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +22,12 @@ from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.networks import HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
 from tf_memsaver.program.signature import note_inputs, trained_on
+from tf_memsaver.program.train_step import what_is_traced
 
 ProgramOf = Callable[[Any], ModelProgram]
 """Makes the program of a network's call."""
@@ -43,10 +47,13 @@ class StepProgram:
         assert specs is not None, "a step is traced on data"
         self.opened: list[OpenedCall] = []
         self._plain: dict[str, str] = {}
+        self._recorded: dict[int, list[str]] = {}
         self._programs: dict[int, ModelProgram] = {}
         calls: list[Call] = []
         shift = 0
         for heard in heard_calls(model, specs):
+            if heard.is_recorded:
+                self._recorded.setdefault(id(heard.layer), []).append(heard.path)
             program = self._program(heard, program_of)
             if program is None:
                 continue
@@ -81,9 +88,9 @@ class StepProgram:
     def _nothing_to_plan(self) -> UnsupportedModelError:
         reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:5])
         return UnsupportedModelError(
-            f"the train_step of model '{self.model.name}' ({type(self.model).__name__}) trains nothing that a plan "
-            f"could replay: {reasons or 'it calls no layer'}. Put what it trains into networks (keras.Sequential, or "
-            f"keras.Model with a call()), or into layers that get their tensors as arguments and return them."
+            f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
+            "Put what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
+            "get their tensors as arguments and return them."
         )
 
     def check_units(self, units: Sequence[Unit]) -> None:
@@ -95,7 +102,7 @@ class StepProgram:
         if all(unit.pinned for unit in units):
             raise self._nothing_to_plan()
         for path, reason in self._plain.items():
-            logging.info("model '%s': '%s' keeps its activations: %s", self.model.name, path, reason)
+            logging.info("%s: '%s' keeps its activations: %s", what_is_traced(self.model), path, reason)
 
     def training_call(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
         """Return what runs the ``train_step`` by a plan.
@@ -104,25 +111,66 @@ class StepProgram:
           PlanMismatchError: the plan was made for another model.
         """
         plan.check_matches(self.sequence.signatures, self.sequence.labels)
-        calls = {}
+        calls: dict[str, tuple[ModelProgram, TrainingCall]] = {}
+        plans: dict[int, Plan] = {}
         for opened in self.opened:
             own = opened.part_of(plan)
+            plans.setdefault(id(opened.network), own)
             if own.recomputed_units:
                 calls[opened.path] = opened.program, opened.program.training_call(own, segmenter)
-        return StepInSegments(calls)
+        in_turn = {
+            key: CallsInTurn([calls[path][1] if path in calls else None for path in paths], plans[key])
+            for key, paths in self._recorded.items()
+            if key in plans
+        }
+        return StepInSegments(calls, in_turn)
 
 
 class StepInSegments:
     """Runs a ``train_step`` in which calls of networks run in segments."""
 
-    def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
-        """Take the programs of calls, and what makes them, by their names."""
-        self._calls = calls
+    def __init__(
+        self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]], by_network: Mapping[int, CallsInTurn]
+    ) -> None:
+        """Take the programs of calls, and what makes them, by their names; and the networks' calls by their ids."""
+        self._calls, self._by_network = calls, by_network
+
+    def of_network(self, network: Any) -> CallsInTurn | None:
+        """Return what one of the networks runs where the step is a function that calls it; None if it stays plain."""
+        return self._by_network.get(id(network))
 
     def train_step(self, model: Any, data: Any) -> Any:
         """Return what the ``train_step`` of a model's own class returns."""
         with keras_calls.layer_calls_go_to(_Handler(self._calls)):
             return keras_models.own_class(model).train_step(model, data)  # type: ignore[attr-defined]
+
+
+class CallsInTurn:
+    """What a network runs that a loop of somebody's own calls: in each step its first call, its second, and so on.
+
+    The calls that may be differentiated are counted in each graph that is traced, where a step begins with the first,
+    and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for.
+    """
+
+    def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan) -> None:
+        """Take a network's calls in their order; None runs plainly."""
+        self._calls, self.plan = calls, plan
+        self._made = _Counts()
+
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        """Return what the model's own ``call`` returns (see ``program.TrainingCall``)."""
+        graph = tf.compat.v1.get_default_graph()
+        number = self._made.by_graph.get(graph, 0)
+        self._made.by_graph[graph] = number + 1
+        call = self._calls[number % len(self._calls)]
+        return plain_call(model, args, kwargs) if call is None else call(model, args, kwargs, shared)
+
+
+class _Counts(threading.local):
+    """Calls that were made in each graph: replicas of tf.distribute are traced into one graph by threads."""
+
+    def __init__(self) -> None:
+        self.by_graph: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class _Handler:

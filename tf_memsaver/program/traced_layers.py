@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
+from tf_memsaver.compat.tapes import could_possibly_record
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.layer_program import is_network
 
@@ -19,7 +20,7 @@ from tf_memsaver.program.layer_program import is_network
 class TracedLayer:
     """The call of a layer in the trace: its operations are those from ``start`` to ``stop`` of the graph.
 
-    ``training`` is what it runs with where it is not told.
+    ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it.
     """
 
     layer: Any
@@ -29,8 +30,14 @@ class TracedLayer:
     args: Any = ()
     kwargs: Any = None
     training: bool | None = None
+    is_taped: bool = False
     outputs: Any = None
     children: list[TracedLayer] = field(default_factory=list)
+
+    @property
+    def may_be_differentiated(self) -> bool:
+        """Whether a gradient may be taken of it, as far as can be seen while it is made."""
+        return self.is_taped or bool((self.kwargs or {}).get("training"))
 
     @property
     def given(self) -> list[Any]:
@@ -85,7 +92,7 @@ class Recorder:
 
     def _noted(self, layer: Any, path: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         noted = TracedLayer(layer=layer, path=path, start=self._graph.num_operations(), args=args, kwargs=kwargs)
-        noted.training = keras_calls.training_of_call()
+        noted.training, noted.is_taped = keras_calls.training_of_call(), could_possibly_record()
         self._open[-1].children.append(noted)
         self._open.append(noted)
         try:

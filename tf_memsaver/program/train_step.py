@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training
+from tf_memsaver.compat.functions import functions_run_inline
 from tf_memsaver.compat.gradients import Listener, tapes_heard_by
 from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.program.data import Batch
@@ -27,6 +28,11 @@ Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 def has_own_train_step(model: Any) -> bool:
     """Whether a model says itself what a training step does."""
     return keras_models.own_class(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
+
+
+def what_is_traced(model: Any) -> str:
+    """Return what errors call the step of a model."""
+    return str(getattr(model, "traced_as", f"the train_step of model '{model.name}'"))
 
 
 @contextlib.contextmanager
@@ -58,7 +64,7 @@ def run_train_step(
 ) -> Any:
     """Run the ``train_step`` of a model in the current graph, on placeholders for a batch; return its logs."""
     given = specs.filled(placeholders(specs.leaves))
-    with keras_calls.layer_calls_go_to(layers), tapes_heard_by(tapes):
+    with keras_calls.layer_calls_go_to(layers), tapes_heard_by(tapes), functions_run_inline():
         return keras_models.own_class(model).train_step(  # type: ignore[attr-defined]
             model, keras.utils.pack_x_y_sample_weight(*given)
         )

@@ -17,12 +17,14 @@ from typing import Any
 import keras
 from absl import logging
 
-from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_training, tapes
+from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_training
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options import refused
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program import loop
 from tf_memsaver.program.kinds import program_of
-from tf_memsaver.program.model_call import plain_call
+from tf_memsaver.program.loop import Loop
+from tf_memsaver.program.model_call import may_be_differentiated, plain_call
 from tf_memsaver.program.program import TrainingCall
 from tf_memsaver.program.signature import (
     batch_to_json,
@@ -34,7 +36,7 @@ from tf_memsaver.program.signature import (
     share_signature,
     trained_on,
 )
-from tf_memsaver.program.step_program import StepInSegments
+from tf_memsaver.program.step_program import CallsInTurn, StepInSegments
 from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import in_segments
 
@@ -59,6 +61,12 @@ class OptimizedModel:
         """The plan that the model trains by."""
         return self._memsaver[0]
 
+    @property
+    def _own_plan(self) -> Plan:
+        """The plan for a call of this model alone; that of a loop's step may be for other models, too."""
+        plan, by_plan = self._memsaver
+        return by_plan.plan if isinstance(by_plan, CallsInTurn) else plan
+
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
         logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
@@ -69,7 +77,7 @@ class OptimizedModel:
         return {
             "to_load": _TO_LOAD,
             "model": plain,
-            "plan": self.memsaver_plan.to_json(),
+            "plan": self._own_plan.to_json(),
             "inputs": inputs_to_json(self),
             "trained_on": None if batch is None else batch_to_json(batch),
         }
@@ -92,7 +100,9 @@ class OptimizedModel:
 
 
 def make_optimized(model: Any, plan: Plan) -> Any:
-    """Return ``model`` (which stays as it is) as an instance that trains by ``plan``.
+    """Return ``model`` (which stays as it is) as an instance that trains by ``plan``; of a loop, its networks.
+
+    A network of a loop in which nothing can be replayed comes back as it is.
 
     Raises:
       InvalidRequestError: ``plan`` is no Plan.
@@ -104,6 +114,8 @@ def make_optimized(model: Any, plan: Plan) -> Any:
         raise refused("plan", "a Plan (Plan.load reads one from a file)", plan)
     optimized = make_uncertified(model, plan)
     certify(model, plan, lambda: _same_model(model, keras_models.own_class(model)))
+    if isinstance(model, Loop):
+        loop.say_where_networks_are(model)
     return optimized
 
 
@@ -111,8 +123,15 @@ def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
     check_model(model, needs_call=not is_planned_as_a_step(model))
     training_call = program_of(model, plan.request.granularity).training_call(plan, in_segments(plan))
-    base = keras_models.own_class(model)
-    optimized = _same_model(model, _optimized_class(base))
+    if isinstance(model, Loop):
+        assert isinstance(training_call, StepInSegments)
+        parts = [(network, training_call.of_network(network)) for network in model.networks]
+        return model.packed([network if own is None else _with_plan(network, plan, own) for network, own in parts])
+    return _with_plan(model, plan, training_call)
+
+
+def _with_plan(model: Any, plan: Plan, training_call: TrainingCall | StepInSegments) -> Any:
+    optimized = _same_model(model, _optimized_class(keras_models.own_class(model)))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
     object.__setattr__(optimized, "_memsaver", (plan, training_call))
     return _compiled_like(model, optimized)
@@ -142,7 +161,7 @@ def _may_be_differentiated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     """Whether a gradient may be taken of what a running call returns: in training, or where a tape may record it."""
     if any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten((args, kwargs))):
         return False
-    return bool(keras_calls.training_of_call()) or tapes.could_possibly_record()
+    return may_be_differentiated(keras_calls.training_of_call())
 
 
 def _call_of(base: Any) -> Any:
