@@ -218,8 +218,8 @@ def _check_network(each: Any, step: Any) -> None:
         name = type(each).__name__
         raise UnsupportedModelError(
             f"step= is for Keras models, and {name} is a plain tf.Module. Optimize the function that your step calls, "
-            f"and call that instead: forward = tf_memsaver.optimize_function(module.__call__, tf.TensorSpec((None, "
-            f"...)), batch_size=...)."
+            f"for the batches of your loop, and call that instead: forward = tf_memsaver.optimize_function("
+            f"module.__call__, tf.TensorSpec((32, ...)))."
         )
     raise UnsupportedModelError(
         f"with step=, give the keras.Model that the step trains, or a tuple, list or dict of several, got "

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
@@ -15,15 +15,31 @@ import tensorflow as tf
 from absl import app, flags
 
 Made = tuple[Any, Any]
-"""A compiled model, and the data to fit it on."""
+"""A compiled model, and the data to fit it on; or a ``Loop`` and its data."""
 
 EPOCHS = 5
 _MEMSAVER = flags.DEFINE_bool("memsaver", False, "train in less memory")
 
 
+@runtime_checkable
+class Loop(Protocol):
+    """A training loop of one's own."""
+
+    def step(self, *element: Any) -> Any:
+        """Train on an element of the data; return the loss."""
+
+    def save_memory(self, dataset: Any, **options: Any) -> Any:
+        """Have the loop train in less memory; return the plan."""
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that training changes."""
+        ...
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What twenty steps of ``fit`` came to; bytes are the device allocator's, the largest of all steps."""
+    """What twenty steps of ``fit`` or a loop came to; bytes are the device allocator's, the largest of all steps."""
 
     losses: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: int = 0
@@ -44,13 +60,13 @@ class _Watch(keras.callbacks.Callback):
         self.lives: list[int] = []
         self.seconds: list[float] = []
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int = 0, logs: Any = None) -> None:
         """Begin to count."""
         tf.config.experimental.reset_memory_stats("CPU:0")
         self.lives.append(tf.config.experimental.get_memory_info("CPU:0")["current"])
         self._begin = time.perf_counter()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int = 0, logs: Any = None) -> None:
         """Take down what was counted."""
         self.seconds.append(time.perf_counter() - self._begin)
         self.peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
@@ -65,16 +81,33 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
         import tf_memsaver
 
         begin = time.perf_counter()
-        model = tf_memsaver.optimize(model, data=data, **options)
+        if isinstance(model, Loop):
+            plan = model.save_memory(data, **options)
+        else:
+            model = tf_memsaver.optimize(model, data=data, **options)
+            plan = model.memsaver_plan
         outcome.optimize_seconds = time.perf_counter() - begin
-        outcome.predicted_bytes = model.memsaver_plan.peak_bytes
-        outcome.plain_predicted_bytes = model.memsaver_plan.plain_peak_bytes
-    history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[watch])
-    outcome.losses = {name: [float(value) for value in values] for name, values in history.history.items()}
+        outcome.predicted_bytes, outcome.plain_predicted_bytes = plan.peak_bytes, plan.plain_peak_bytes
+    outcome.losses = _looped(model, data, watch) if isinstance(model, Loop) else _fitted(model, data, watch)
     outcome.peak_bytes, outcome.live_bytes = max(watch.peaks), max(watch.lives)
     outcome.step_seconds = statistics.median(watch.seconds[1:])
     outcome.variables = [np.asarray(variable) for variable in model.variables]
     return outcome
+
+
+def _fitted(model: Any, data: Any, watch: _Watch) -> dict[str, list[float]]:
+    history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[watch])
+    return {name: [float(value) for value in values] for name, values in history.history.items()}
+
+
+def _looped(loop: Loop, data: Any, watch: _Watch) -> dict[str, list[float]]:
+    losses = []
+    for _ in range(EPOCHS):
+        for element in data:
+            watch.on_train_batch_begin()
+            losses.append(float(loop.step(*element)))
+            watch.on_train_batch_end()
+    return {"loss": losses}
 
 
 def run(make: Callable[[], Made]) -> None:
