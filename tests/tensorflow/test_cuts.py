@@ -10,8 +10,10 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 from keras import layers
 
+import tf_memsaver
 from tf_memsaver.capture import cuts
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.parity.level import Rule
@@ -276,3 +278,33 @@ def test_no_segment_ends_between_operations(
     between = {rule: [f"{kinds[p - 1]} | {kinds[p]}" for p in positions] for rule, positions in found.items()}
     assert {rule: pairs for rule, pairs in between.items() if pairs} == expected
     assert list(graph.joined) == sorted({p for positions in found.values() for p in positions})
+
+
+class Around(keras.Model):
+    """Adds up, in code, what two layers in front of a network make and what the network returns, for another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = layers.Dense(8), layers.Dense(8)
+        hidden = [layers.Dense(8, "tanh") for _ in range(4)]
+        self.network = keras.Sequential([keras.Input((8,)), *hidden], name="network")
+        self.head = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dense(1)], name="head")
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            left, right = self.left(x), self.right(x)
+            loss = tf.reduce_mean(self.head(self.network(x, training=True) + left + right, training=True))
+        weights = [each.value for each in self.trainable_variables]
+        self.optimizer.apply(tape.gradient(loss, weights), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_network_is_cut_whatever_goes_past_it() -> None:
+    model = Around()
+    model.compile("sgd")
+    graph = tf_memsaver.capture_graph(model, data=tf.TensorSpec((4, 8)))
+    inside = [unit.index for unit in graph.units if unit.label.startswith("network/")]
+    assert len(inside) >= 4
+    assert set(graph.joined).isdisjoint(range(inside[0], inside[-1] + 2))
+    # The layers whose results go past it (units 0 and 3, each with its end) are not parted from what adds them up.
+    assert {1, 2, 4, 5} <= set(graph.joined)

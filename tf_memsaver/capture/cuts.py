@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,7 +40,7 @@ def _splitting_positions(step: TracedStep) -> set[int]:
         if sum(terms) > 2 and len(units) > 1:
             last = readers.get((id(tensor), units[-1]), [])
             passed_on = len(last) == 1 and last[0] in ADDITIONS
-            splitting.update(range(units[0] + 1, units[-2 if passed_on else -1] + 1))
+            splitting |= _between(step, units[:-1] if passed_on else units)
     return splitting
 
 
@@ -55,7 +56,7 @@ def _fusing_positions(step: TracedStep) -> set[int]:
         consumers = FUSED_WITH_READER.get(operation.type)
         only = readers.get(id(operation.outputs[0]), []) if consumers and id(operation) in unit_of else []
         if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
-            fusing.update(range(unit_of[id(operation)] + 1, unit_of[id(only[0])] + 1))
+            fusing |= _between(step, (unit_of[id(operation)], unit_of[id(only[0])]))
     return fusing
 
 
@@ -72,7 +73,7 @@ def _lending_positions(step: TracedStep) -> set[int]:
         for term in terms:
             needed = any(unit_of.get(id(reader), end + 1) > end for reader in readers[id(term)])
             if id(term.op) in unit_of and not needed:
-                lending.update(range(unit_of[id(term.op)] + 1, end + 1))
+                lending |= _between(step, (unit_of[id(term.op)], end))
     return lending
 
 
@@ -88,8 +89,7 @@ def _constant_positions(step: TracedStep) -> set[int]:
             continue
         for tensor in operation.inputs:
             if tensor.op.type in family and id(tensor.op) in unit_of and len(readers.get(id(tensor), ())) == 1:
-                units = sorted((unit_of[id(tensor.op)], unit_of[id(operation)]))
-                chained.update(range(units[0] + 1, units[1] + 1))
+                chained |= _between(step, (unit_of[id(tensor.op)], unit_of[id(operation)]))
     return chained
 
 
@@ -116,8 +116,7 @@ def _broadcast_positions(step: TracedStep) -> set[int]:
             group.extend(tensor.op for tensor in each.inputs if is_inner(tensor))
             shapes.update(str(tensor.shape) for tensor in each.inputs if not is_inner(tensor))
         if len(shapes) > 1:
-            units = [unit_of[id(each)] for each in group]
-            joined.update(range(min(units) + 1, max(units) + 1))
+            joined |= _between(step, [unit_of[id(each)] for each in group])
     return joined
 
 
@@ -129,6 +128,22 @@ _RULES = {
     Rule.WHOLE_PRODUCTS: _broadcast_positions,
 }
 """By rule, what finds the positions at which no segment may end."""
+
+
+def _between(step: TracedStep, units: Sequence[int]) -> set[int]:
+    """Return the positions at which a segment that ends parts some of these units from others.
+
+    A network that has none of them can be cut anywhere: code in front of it and behind it parts them as it is.
+    """
+    first, last = min(units), max(units)
+    others = [part for part in step.networks if part[0] > first and part[1] <= last]
+    free = {
+        position
+        for start, stop in others
+        for position in range(start, stop + 1)
+        if not any(start <= unit < stop for unit in units)
+    }
+    return set(range(first + 1, last + 1)) - free
 
 
 def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int], dict[int, list[Any]]]:

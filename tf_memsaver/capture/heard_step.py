@@ -64,7 +64,7 @@ class HeardStep:
           UnsupportedModelError: no tape takes a gradient.
         """
         graph = FuncGraph("memsaver_step")
-        step = TracedStep(graph=graph)
+        step = TracedStep(graph=graph, networks=[(each.start, each.stop) for each in self._program.opened])
         known = {id(variable) for _, variable, _ in self.residents()}
         running = _Running(self._program, step, known)
         notes = TapeNotes()

@@ -114,6 +114,7 @@ class TracedStep:
     sum; ``drawing_units`` are the calls that drew from Python's or NumPy's random numbers; ``unknown_reads`` are, by
     unit, the names of the trainable variables that a call reads and that the source does not list;
     ``gradient_units[id(t)]`` are the calls that send a gradient to the boundary tensor ``t`` (None is the loss).
+    ``networks`` are the first and last unit (exclusive) of each call of a network, where there is code in between.
     """
 
     graph: Any
@@ -127,6 +128,7 @@ class TracedStep:
     drawing_units: set[int] = field(default_factory=set)
     unknown_reads: dict[int, str] = field(default_factory=dict)
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
+    networks: list[tuple[int, int]] = field(default_factory=list)
 
     @cached_property
     def reachable(self) -> set[int]:

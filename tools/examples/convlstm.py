@@ -15,7 +15,7 @@ from tools.examples.running import Made, run
 SIZE, FRAMES = 24, 10
 
 
-def videos(batch: int = 4) -> Any:
+def videos(batch: int = 8) -> Any:
     """Return videos of moving squares, and the same one frame later."""
     generator, count = np.random.default_rng(0), data.BATCHES * batch
     made = np.zeros((count, FRAMES + 1, SIZE, SIZE, 1), np.float32)

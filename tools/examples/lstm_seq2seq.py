@@ -19,7 +19,7 @@ ENCODER_TOKENS, DECODER_TOKENS, LATENT = 70, 90, 256
 READ, WRITTEN = 20, 30
 
 
-def texts(batch: int = 64) -> Any:
+def texts(batch: int = 256) -> Any:
     """Return what is read, what was written so far, and what comes next; each character is a one among zeros."""
     generator, count = np.random.default_rng(0), data.BATCHES * batch
     read = np.eye(ENCODER_TOKENS, dtype="float32")[generator.integers(0, ENCODER_TOKENS, (count, READ))]
