@@ -94,7 +94,7 @@ def test_the_next_forward_pass_waits_for_the_backward_pass_of_another_tape() -> 
     assert all(first_gate.name in ancestors(each) for each in products if operations.index(each) > place)
 
 
-def convolutions(order: bool = True) -> Any:
+def convolutions(**options: Any) -> Any:
     """Convolutions over tensors of some MiB, with biases, between a branch and its sum."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((64, 64, 3))
@@ -104,7 +104,7 @@ def convolutions(order: bool = True) -> Any:
     x = layers.GlobalAveragePooling2D()(layers.Concatenate()([x, branch]))
     model = keras.Model(inputs, layers.Dense(2)(x))
     model.compile("adam", "mse", jit_compile=False)
-    return tf_memsaver.optimize(model, batch_size=8, strategy="min_peak", order=order)
+    return tf_memsaver.optimize(model, **{"batch_size": 8, "strategy": "min_peak", **options})
 
 
 def operations_of(model: Any, compiled: bool | None = None) -> Any:
@@ -157,9 +157,11 @@ def test_large_kernels_come_one_after_another() -> None:
         assert all(one is other or other.name in comes_after or one.name in those for other, those in before)
 
 
-@pytest.mark.parametrize(("order", "compiled"), [(False, None), (True, True)])
-def test_nothing_waits_where_the_order_is_not_asked_for_or_xla_decides(order: bool, compiled: bool | None) -> None:
-    operations = operations_of(convolutions(order), compiled)
+@pytest.mark.parametrize(("options", "compiled"), [({"order": False}, None), ({"strategy": "plain"}, None), ({}, True)])
+def test_nothing_waits_where_no_order_is_asked_for_or_nothing_is_replayed_or_xla_decides(
+    options: dict[str, Any], compiled: bool | None
+) -> None:
+    operations = operations_of(convolutions(**options), compiled)
     held = [each for name in ("ReluGrad", "Conv2DBackpropInput") for each in operations[name]]
     assert held and not any(each.control_inputs for each in held if "gradient_tape" in each.name)
 

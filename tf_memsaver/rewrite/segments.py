@@ -62,8 +62,8 @@ def in_segments(plan: Plan) -> Segmenter:
 
 
 def ordered_by(plan: Plan) -> int | None:
-    """Return the batch size of a plan whose step is held in order, or None."""
-    return plan.batch_size if plan.request.order else None
+    """Return the batch size of a plan whose step is held in order, or None; what replays nothing is the plain step."""
+    return plan.batch_size if plan.request.order and plan.recomputed_units else None
 
 
 def _of_graph(tensor: Any) -> Any:

@@ -18,8 +18,7 @@ def causal_mask(batch: Any, targets: Any, sources: Any) -> Any:
     """Return who may look at whom, for a batch."""
     mask = ops.arange(targets)[:, None] >= ops.arange(sources) - sources + targets
     mask = ops.reshape(ops.cast(mask, "bool"), [1, targets, sources])
-    repeats = ops.concatenate([ops.expand_dims(batch, -1), ops.convert_to_tensor([1, 1])], 0)
-    return ops.tile(mask, repeats)
+    return ops.tile(mask, [batch, 1, 1])
 
 
 class TransformerBlock(layers.Layer):
