@@ -17,7 +17,7 @@ LIST = ROOT / "tests" / "slow_tests.txt"
 ALWAYS = ("tests/test_readme.py::test_python_blocks_run[README]",)
 """What is run always: people read it first."""
 
-_LIMIT = flags.DEFINE_float("limit", 3.0, "seconds from which on a test is slow")
+_LIMIT = flags.DEFINE_float("limit", 2.5, "seconds from which on a test is slow")
 
 
 def main(arguments: list[str]) -> None:
