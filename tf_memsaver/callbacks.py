@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
+from absl import logging
 
 from tf_memsaver.api import optimize
+from tf_memsaver.check.watch import StepWatch
 from tf_memsaver.compat.keras_training import share_compiled_parts
+from tf_memsaver.options.checks import none_or, whole
 from tf_memsaver.options.table import PlanOptions
 from tf_memsaver.options.verbs import takes
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,3 +58,65 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_end(self, logs: Any = None) -> None:
         """Give the model back the function that trains it as it is."""
         self.model.train_function, self._plain = self._plain, None
+
+
+class MemoryMonitor(StepWatch):
+    """Puts the memory of training into the logs: ``peak_bytes`` and ``current_bytes``, by the device's allocator.
+
+    ``model.fit(train_ds, callbacks=[tf_memsaver.callbacks.MemoryMonitor()])`` has both in ``History`` and, if the
+    monitor stands before it in the list, in TensorBoard. An epoch's peak is the largest of its steps, without
+    validation; what is current is what is allocated when the epoch has ended. The peak is the device's: what other
+    models and data keep there counts, too.
+
+    The first step whose peak is above the one that the plan predicted is a warning.
+    """
+
+    def __init__(self, every: int | None = None, plan: Plan | None = None) -> None:
+        """Take how many steps there are between two entries into the logs of steps, and the plan to hold them to.
+
+        Args:
+          every: the logs of every so many steps get the step's figures, too; None: only those of epochs.
+          plan: what the peaks are compared with. An optimized model's own, if none is given.
+
+        Raises:
+          InvalidRequestError: ``every`` is no such number.
+        """
+        super().__init__()
+        self._every = none_or(whole(1))("every", every)
+        self._plan, self._warned = plan, False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Forget the steps before."""
+        self.steps.peaks.clear()
+        self.steps.lives.clear()
+        self.steps.seconds.clear()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Take down the step's figures; warn of the first peak that is above the plan's."""
+        super().on_train_batch_end(batch, logs)
+        peak = self.steps.peaks[-1]
+        if self._every and isinstance(logs, dict) and (batch + 1) % self._every == 0:
+            logs.update(self._figures(peak))
+        plan = self._plan or getattr(self.model, "memsaver_plan", None)
+        if plan is not None and peak > plan.peak_bytes and not self._warned:
+            self._warned = True
+            budget = plan.request.budget_bytes
+            logging.warning(
+                "tf_memsaver: step %d took %s, %.1f%% above the %s that its plan predicts%s. Data and other models "
+                "on %s count, too; tf_memsaver.measure(model, data=...) measures the steps alone.",
+                batch,
+                format_bytes(peak),
+                100 * (peak / plan.peak_bytes - 1),
+                format_bytes(plan.peak_bytes),
+                "" if budget is None else f", for a budget of {format_bytes(budget)}",
+                self.device,
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put the epoch's figures into its logs."""
+        if logs is not None and self.steps.peaks:
+            logs.update(self._figures(max(self.steps.peaks)))
+
+    def _figures(self, peak: int) -> dict[str, int]:
+        current = tf.config.experimental.get_memory_info(self.device)["current"]
+        return {"peak_bytes": int(peak), "current_bytes": int(current)}

@@ -1,16 +1,19 @@
-"""``callbacks.Optimize``: what ``fit`` is called on trains by a plan, and is itself left as it is."""
+"""``callbacks``: what ``fit`` is called on trains by a plan, and is itself left as it is; and memory in the logs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 from keras import layers
 
-from tf_memsaver.callbacks import Optimize
+import tf_memsaver
+from tf_memsaver.callbacks import MemoryMonitor, Optimize
 from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
 from tf_memsaver.rewrite.optimized_model import is_optimized
 from tools.shared.memory import peak_over_live
@@ -113,3 +116,46 @@ def test_what_cannot_be_planned_is_said_before_anything_is_trained() -> None:
     with pytest.raises(InfeasibleBudgetError):
         trained(model, Optimize(batch_size=1024, budget="1MiB"))
     assert all(np.array_equal(a, v.numpy()) for a, v in zip(before, model.weights, strict=True))
+
+
+# MemoryMonitor
+
+
+class Noted(keras.callbacks.Callback):  # type: ignore[misc]
+    """Takes down the logs of steps, as they reach a callback behind the monitor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[dict[str, Any]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps.append(dict(logs))
+
+
+def test_the_logs_tell_the_memory_of_training() -> None:
+    model, noted = classifier(), Noted()
+    history, _ = trained(model, MemoryMonitor(every=2), noted)
+    assert len(history["peak_bytes"]) == len(history["current_bytes"]) == 2
+    assert all(0 < now < peak for peak, now in zip(history["peak_bytes"], history["current_bytes"], strict=True))
+    told = [logs["peak_bytes"] for logs in noted.steps if "peak_bytes" in logs]
+    assert len(noted.steps) == 6 and len(told) == 2 and max(told) <= max(history["peak_bytes"])
+    # Without its plan, no step is above one.
+    least, _ = trained(tf_memsaver.optimize(classifier(), batch_size=1024, strategy="min_peak"), MemoryMonitor())
+    assert max(least["peak_bytes"]) < max(history["peak_bytes"])
+
+
+def test_the_first_step_above_its_plan_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *rest: said.append(text % rest))
+    model = classifier()
+    plan = tf_memsaver.search_plan(model, batch_size=1024, strategy="min_peak")
+    trained(model, MemoryMonitor(plan=replace(plan, peak_bytes=10**12)))
+    assert said == []
+    trained(model, MemoryMonitor(plan=replace(plan, peak_bytes=1000)))
+    assert len(said) == 1 and "step 0 took" in said[0] and "above the 1000 B" in said[0]
+
+
+@pytest.mark.parametrize("every", [0, 1.5, "2"])
+def test_a_monitor_of_no_number_of_steps(every: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="every must be a whole number of 1 or more"):
+        MemoryMonitor(every=every)

@@ -45,11 +45,13 @@ class KeptState:
 class Step:
     """A function of a batch, run in a ``Mode`` of ``options.table``; its batch dimension is free, if that is wanted."""
 
+    gradient_bytes = 0
+
     def __init__(self, function: Callable[..., Any], mode: str, example: Batch, *, free_batch: bool = True) -> None:
         """Prepare to run a function of the leaves of batches like ``example``."""
         self._function, self._mode = function, mode
         if mode != "eager":
-            signature = [_free(leaf) if free_batch else tf.TensorSpec.from_tensor(leaf) for leaf in example.leaves]
+            signature = [free(leaf) if free_batch else tf.TensorSpec.from_tensor(leaf) for leaf in example.leaves]
             self._function = tf.function(function, jit_compile=mode == "xla", input_signature=signature)
 
     def trace(self, given: Batch) -> None:
@@ -137,5 +139,6 @@ class TrainingStep(Step):
         return loss, gradients if self._returned else []
 
 
-def _free(tensor: Any) -> tf.TensorSpec:
+def free(tensor: Any) -> tf.TensorSpec:
+    """Return the spec of a tensor with a free first dimension."""
     return tf.TensorSpec((None, *tensor.shape[1:]) if tensor.shape.rank else (), tensor.dtype)

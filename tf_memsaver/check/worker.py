@@ -7,7 +7,6 @@ caller's process. Nothing that a file names is imported.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import json
@@ -17,7 +16,7 @@ from typing import Any
 
 import keras
 
-from tf_memsaver.check.measure import measure, read_batch
+from tf_memsaver.check.measure import measure_here, read_told
 from tf_memsaver.program.signature import note_inputs_of_json
 from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the class that optimized models are saved as)
 
@@ -29,11 +28,10 @@ def main(job_text: str, result_path: str) -> None:
         keras.config.enable_unsafe_deserialization()
     model = keras.saving.load_model(job["model"], custom_objects=found_again(job["custom_objects"]))
     note_inputs_of_json(model, job["inputs"])
-    data = None if job["data"] is None else tuple(read_batch(job["data"]))
-    size = job["batch_size"]
-    measured = measure(model, data=data, batch_size=size, mode=job["mode"], steps=job["steps"], isolate=False)
+    told = read_told(model, job["told"])
+    measured = measure_here(model, told, job["mode"], job["steps"], job["beside_plain"])
     with open(result_path, "w", encoding="utf-8") as file:
-        json.dump(dataclasses.asdict(measured), file)
+        json.dump(measured.to_json(), file)
 
 
 def found_again(described: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -114,8 +114,14 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
         ("plain", _plain(model), made.plain_peak_bytes),
         ("optimized", optimized, made.peak_bytes),
     ):
-        with progress.stage(f"measuring the {name} model, {flags.mode} mode"):
-            found = api.measure(subject, **_batches(flags, progress, made), mode=flags.mode, steps=flags.steps)
+        with progress.stage(f"measuring the {name} model"):
+            found = api.measure(
+                subject,
+                **_batches(flags, progress, made),
+                mode=flags.mode,
+                steps=flags.steps,
+                beside_plain=subject is optimized,
+            )
         rows.append((name, predicted, found))
     peak = rows[-1][2].peak_bytes
     kept = None if budget is None else peak <= budget

@@ -33,6 +33,9 @@ Granularity = Literal["layer", "op"]
 Mode = Literal["eager", "graph", "xla"]
 """How TensorFlow runs a step."""
 
+MeasureMode = Literal["fit", "eager", "graph", "xla"]
+"""How steps are run to be measured."""
+
 DEFAULT_MAX_OVERHEAD = 0.3
 """Without a budget: the smallest peak whose predicted step is at most this share longer."""
 
@@ -303,9 +306,31 @@ class RunOptions(Batches, Loops, total=False):
     steps: Annotated[int, Option(check=whole(1), help="training steps to run", default=3, value="N", read=read_int)]
 
 
-class MeasureOptions(RunOptions, total=False):
+class MeasureOptions(Batches, Loops, total=False):
     """What ``measure`` takes."""
 
+    mode: Annotated[
+        MeasureMode | None,
+        Option(
+            check=none_or(choice(*get_args(MeasureMode))),
+            help="how to run the steps: fit, eager, graph or xla (default: fit for a compiled model, else graph)",
+            more="``fit`` is Keras's own, compiled with XLA if it is there; the others are steps of our own: ``graph`` "
+            "is a tf.function, ``xla`` one with jit_compile.",
+            value="MODE",
+        ),
+    ]
+    steps: Annotated[
+        int, Option(check=whole(1), help="training steps to measure", default=20, value="N", read=read_int)
+    ]
+    beside_plain: Annotated[
+        bool,
+        Option(
+            check=switch,
+            help="run steps of the plain model in turns with those of the optimized one, and compare their times",
+            more="They run when the memory has been measured. The plain step must fit into the memory that is there.",
+            default=False,
+        ),
+    ]
     isolate: Annotated[
         bool,
         Option(
@@ -334,16 +359,17 @@ def types_of(group: Any) -> dict[str, Any]:
 
 OPTIONS: dict[str, Option] = {
     name: option
-    for group in (PlanOptions, CurveOptions, SavedModelOptions, MeasureOptions)
+    for group in (MeasureOptions, RunOptions, PlanOptions, CurveOptions, SavedModelOptions)
     for name, option in options_of(group).items()
 }
-"""The options of all verbs by name."""
+"""The options of all verbs by name. ``measure`` has a ``mode`` and ``steps`` of its own, which are not here."""
 
 
-def checked(**options: Any) -> dict[str, Any]:
-    """Return options, each by its name, as we use them.
+def checked(group: Any = None, **options: Any) -> dict[str, Any]:
+    """Return options, each by its name, as we use them; ``group`` is the class above that they are of.
 
     Raises:
       InvalidRequestError: the first one that is no such value; the sentence names it and says what is accepted.
     """
-    return {name: OPTIONS[name].check(name, value) for name, value in options.items()}
+    known = OPTIONS if group is None else options_of(group)
+    return {name: known[name].check(name, value) for name, value in options.items()}

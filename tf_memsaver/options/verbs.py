@@ -31,7 +31,7 @@ def takes(group: Any) -> Callable[[Verb], Verb]:
         def call(*args: Any, **given: Any) -> Any:
             bound = _bound(verb.__name__, signature, args, given)
             taken = {name: bound.kwargs[name] for name in options_of(group)}
-            return verb(*bound.args, **{**bound.kwargs, **checked(**taken)})
+            return verb(*bound.args, **{**bound.kwargs, **checked(group, **taken)})
 
         call.__dict__["__signature__"] = signature
         call.__annotations__ = {

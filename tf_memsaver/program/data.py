@@ -66,11 +66,13 @@ class Data:
     the data tells them. ``batch_size`` is that of the first batch, None where specs with a free first dimension were
     given.
     ``batches`` makes an iterator over real batches from the start; there are none where only specs were given.
+    ``fixed_batch`` says that all batches are known to be of one size, so that ``fit`` traces its step for that.
     """
 
     specs: Batch
     batch_size: int | None
     batches: Callable[[], Iterator[Batch]] | None
+    fixed_batch: bool = False
 
     def first(self, count: int) -> list[Batch]:
         """Return the first batches as tensors; where there are fewer, they come again."""
@@ -104,7 +106,8 @@ def data_of(given: Any, prepared: Prepare | None = None, unpack: Callable[[Any],
             raise _no_tensors()
         known = said.filled(map(tf.TensorSpec, datasets.flat_shapes(given), (leaf.dtype for leaf in said.leaves)))
         if all(leaf.shape.is_fully_defined() for leaf in known.leaves):
-            return replace(_of_batch(known), batches=lambda: map(unpack, iter(given)))
+            fixed = all(leaf.shape.is_fully_defined() for leaf in said.leaves)
+            return replace(_of_batch(known), batches=lambda: map(unpack, iter(given)), fixed_batch=fixed)
     elif _is_batch(given):
         batch = unpack(given)
         return _of_batch(batch if prepared is None else unpack(prepared(*batch)))

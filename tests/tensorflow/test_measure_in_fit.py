@@ -1,0 +1,112 @@
+"""``measure`` in Keras's own ``fit``: what runs is what people run, and nothing of it stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+from keras import layers
+
+import tf_memsaver
+from tf_memsaver.check.measure import Measurement
+from tf_memsaver.errors import InvalidRequestError
+from tools.shared.models.small import register
+
+WIDTH, DEPTH, BATCH = 64, 16, 4096
+LAYER_BYTES = WIDTH * BATCH * 4
+
+
+@register
+class Seen(layers.Layer):
+    """Takes down the batch sizes that it is traced with."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.sizes: list[int | None] = []
+
+    def call(self, x: Any) -> Any:
+        self.sizes.append(x.shape[0])
+        return x
+
+
+def deep(*, compiled: bool = True, **how: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((WIDTH,))
+    x = Seen()(x)
+    for _ in range(DEPTH):
+        x = layers.Dense(WIDTH, activation="tanh", use_bias=False)(x)
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    if compiled:
+        model.compile("adam", "mse", metrics=["mae"], **how)
+    return model
+
+
+def data(*, drop_remainder: bool = False) -> tf.data.Dataset:
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((2 * BATCH, WIDTH)), generator.standard_normal((2 * BATCH, 1))
+    return tf.data.Dataset.from_tensor_slices((x.astype("f"), y.astype("f"))).batch(BATCH, drop_remainder)
+
+
+def test_a_compiled_model_is_measured_in_fit_and_left_as_it_was() -> None:
+    model = deep()
+    model.fit(data(), shuffle=False, verbose=0)
+    history, trained = model.history, model.train_function
+    before = [v.numpy().tobytes() for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
+    plain = tf_memsaver.measure(model, data=data(), isolate=False)
+    assert plain.mode == "fit" and plain.steps == 20 and plain.trace_seconds > 0
+    assert DEPTH * LAYER_BYTES <= plain.activation_bytes < (DEPTH + 5) * LAYER_BYTES
+    assert 0 < plain.least_peak_bytes <= plain.peak_bytes
+    least, most = plain.step_seconds_range
+    assert 0 < least <= plain.step_seconds <= most
+    after = [v.numpy().tobytes() for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
+    assert after == before and model.history is history and model.train_function is trained
+
+
+def test_an_optimized_model_beside_its_plain_form() -> None:
+    model = deep()
+    optimized = tf_memsaver.optimize(model, data=data())
+    measured = tf_memsaver.measure(optimized, data=data(), steps=4, beside_plain=True)
+    assert measured.activation_bytes < DEPTH / 2 * LAYER_BYTES
+    assert measured.plain_step_seconds and measured.slowdown is not None and measured.slowdown_range
+    assert measured.slowdown_range[0] <= measured.slowdown_range[1] and "of a plain one" in str(measured)
+    assert Measurement.from_json(measured.to_json()) == measured
+    with pytest.raises(InvalidRequestError, match="this one is plain"):
+        tf_memsaver.measure(model, data=data(), beside_plain=True)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_the_step_is_traced_for_what_the_data_says_of_its_batches(fixed: bool) -> None:
+    model = deep()
+    given = data(drop_remainder=fixed)
+    before = len(model.layers[1].sizes)
+    tf_memsaver.measure(model, data=given, steps=1, isolate=False)
+    # Tracing the loss for a trial does not call the model.
+    assert set(model.layers[1].sizes[before:]) == {BATCH if fixed else None}
+
+
+def test_several_steps_in_an_execution_count_one_by_one() -> None:
+    measured = tf_memsaver.measure(deep(steps_per_execution=4), data=data(), steps=2, isolate=False)
+    alone = tf_memsaver.measure(deep(), data=data(), steps=2, isolate=False)
+    assert measured.steps == 2 and measured.step_seconds < 3 * alone.step_seconds
+    assert measured.activation_bytes == pytest.approx(alone.activation_bytes, abs=4 * LAYER_BYTES)
+
+
+def test_a_model_that_fit_cannot_train_is_run_by_a_step_of_our_own() -> None:
+    model = deep(compiled=False)
+    assert tf_memsaver.measure(model, batch_size=BATCH, steps=1, isolate=False).mode == "graph"
+    with pytest.raises(InvalidRequestError, match="compile it"):
+        tf_memsaver.measure(model, batch_size=BATCH, mode="fit", isolate=False)
+
+
+def test_figures_that_say_little_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *rest: said.append(text % rest))
+    model = deep()
+    tf_memsaver.measure(model, data=data(), steps=1, isolate=False)
+    assert said == []
+    tf_memsaver.measure(model, batch_size=16, steps=1, isolate=False)
+    assert len(said) == 1 and "say little: below 16.00 MiB" in said[0]

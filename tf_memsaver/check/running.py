@@ -1,0 +1,131 @@
+"""Ways to run training steps while they are watched: in Keras's own ``fit``, or one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.check.training_step import OwnTrainStep, Step, TrainingStep, bytes_of, free
+from tf_memsaver.check.watch import Steps, StepWatch
+from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
+from tf_memsaver.compat.keras_variables import is_trained
+from tf_memsaver.compat.released import gradients_end_with_graphs
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.program import batch
+from tf_memsaver.program.batch import Told
+from tf_memsaver.program.data import Batch
+from tf_memsaver.program.loop import Loop
+from tf_memsaver.program.signature import is_planned_as_a_step
+
+
+class Runner(Protocol):
+    """Runs steps of a model on one batch, again and again; ``gradient_bytes`` is the size of its weights' gradients."""
+
+    gradient_bytes: int
+
+    def run(self, count: int) -> Steps:
+        """Run as many steps; return their figures. The first step ever is traced, and compiled where it is."""
+
+
+@contextlib.contextmanager
+def runner_of(model: Any, told: Told, mode: str) -> Iterator[Runner]:
+    """Yield what runs a model's steps in a mode of ``options.table``; what ``fit`` notes of itself is put back after.
+
+    Raises:
+      InvalidRequestError: the model has no ``fit`` to run.
+    """
+    (given,) = told.batches(model, 1)
+    if mode != "fit":
+        yield _OneByOne(_step_of(model, told, mode, given), given)
+        return
+    kept = {name: vars(model).get(name) for name in _NOTED_BY_FIT}
+    try:
+        runner = _Fit(model, told, given)
+        model.train_function = None  # What was traced for other data, and compiled before, would not be traced again.
+        yield runner
+    finally:
+        for name, value in kept.items():
+            setattr(model, name, value)
+
+
+_NOTED_BY_FIT = ("history", "stop_training", "train_function")
+
+
+def default_mode(model: Any, told: Told) -> str:
+    """Return ``"fit"`` for a model that ``fit`` can be called on with what is known of its data, else ``"graph"``."""
+    if not _has_fit(model) or replicas_of(model) > 1:
+        return "graph"
+    (given,) = told.batches(model, 1)
+    return "graph" if batch.needs_stand_in(model, told.batch_size, given) else "fit"
+
+
+def _has_fit(model: Any) -> bool:
+    return not isinstance(model, Loop) and bool(getattr(model, "compiled", False))
+
+
+class _Fit:
+    """Keras's own ``fit``, on a dataset of the shapes that the user's data has."""
+
+    def __init__(self, model: Any, told: Told, given: Batch) -> None:
+        if not _has_fit(model):
+            raise InvalidRequestError(
+                'mode="fit" runs the fit of a compiled model: compile it, or leave mode out for a step of our own.'
+            )
+        self._model, self._at_once = model, model.steps_per_execution
+        shapes = [leaf.shape for leaf in _specs_in_fit(told, given).leaves]
+
+        def element(*leaves: tf.Tensor) -> Any:
+            opened = map(tf.compat.v1.placeholder_with_default, leaves, shapes)
+            return keras.utils.pack_x_y_sample_weight(*given.filled(opened))
+
+        self._data = tf.data.Dataset.from_tensors(tuple(given.leaves)).repeat().map(element)
+        self.gradient_bytes = sum(bytes_of(v) for v in model.trainable_variables if is_trained(v))
+
+    def run(self, count: int) -> Steps:
+        watch = StepWatch()
+        # The class's own: a task of KerasHub would prepare once more what is prepared already.
+        with gradients_end_with_graphs():
+            data = self._data.take(count * self._at_once)
+            keras.Model.fit(self._model, data, shuffle=False, verbose=0, callbacks=[watch])
+        watch.steps.seconds = [each / self._at_once for each in watch.steps.seconds]
+        return watch.steps
+
+
+def _specs_in_fit(told: Told, given: Batch) -> Batch:
+    """Return the specs by which ``fit`` traces its step: with a free batch, unless all batches are of one size."""
+    if told.data is None:
+        return given.mapped(free)
+    return given.mapped(tf.TensorSpec.from_tensor) if told.data.fixed_batch else told.data.specs
+
+
+class _OneByOne:
+    """A step function of our own, or the model's ``train_step``, called step by step."""
+
+    def __init__(self, step: Step, given: Batch) -> None:
+        self._step, self._given, self._traced = step, given, False
+        self.gradient_bytes = step.gradient_bytes
+
+    def run(self, count: int) -> Steps:
+        watch = StepWatch()
+        for number in range(count):
+            gc.collect()
+            watch.on_train_batch_begin(number)
+            if not self._traced:
+                self._step.trace(self._given)
+                self._traced = True
+            self._step.run(self._given)
+            watch.on_train_batch_end(number)
+        return watch.steps
+
+
+def _step_of(model: Any, told: Told, mode: str, given: Batch) -> Step:
+    if is_planned_as_a_step(model):
+        return OwnTrainStep(model, mode, given)
+    optimizer = own_optimizer(model)
+    stand_in = batch.needs_stand_in(model, told.batch_size, given)
+    return TrainingStep(model, mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)

@@ -1,0 +1,48 @@
+"""What the allocator and the clock say of training steps, step by step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def device_name() -> str:
+    """Return the device whose memory is counted: ``"GPU:0"`` when there is one, else ``"CPU:0"``."""
+    return "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+
+
+@dataclass(slots=True)
+class Steps:
+    """The figures of some steps: bytes that were most in use during each and in use before it, and seconds."""
+
+    peaks: list[int] = field(default_factory=list)
+    lives: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class StepWatch(keras.callbacks.Callback):
+    """Takes down the figures of each step of ``fit`` (of each batch, or of as many as ``steps_per_execution`` says).
+
+    It sets the allocator's peak back before every step.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no step."""
+        super().__init__()
+        self.device, self.steps = device_name(), Steps()
+        self._begun = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begin to count."""
+        tf.config.experimental.reset_memory_stats(self.device)
+        self.steps.lives.append(tf.config.experimental.get_memory_info(self.device)["current"])
+        self._begun = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Take down what was counted."""
+        self.steps.seconds.append(time.perf_counter() - self._begun)
+        self.steps.peaks.append(tf.config.experimental.get_memory_info(self.device)["peak"])
