@@ -21,6 +21,7 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.registry import planner_named
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import planner_names
+from tf_memsaver.units import Share
 
 
 class Unprintable:
@@ -48,6 +49,10 @@ NO_BUDGETS = [
     10**400,
     "",
     "6 x",
+    "0%",
+    "101%",
+    "80 % of it",
+    0.8,
 ]
 NO_NAMES = [3, None, "", b"auto", ["auto"], "\ud800", len]
 NO_LISTS = [[None], 3, None, [3], b"d0", {"d0": 1}, [["d0"]], ["\ud800"], [b"d0"]]
@@ -102,6 +107,9 @@ def test_what_is_no_path(value: Any) -> None:
         ("budget", np.int32(7), 7),
         ("budget", "6GiB", 6 * 2**30),
         ("budget", None, None),
+        ("budget", "80%", Share(0.8)),
+        ("budget", Share(0.8), Share(0.8)),
+        ("budget", " Auto ", "auto"),
         ("max_overhead", None, None),
         ("max_overhead", 0, 0.0),
         ("max_overhead", np.float32(0.5), 0.5),
@@ -133,7 +141,9 @@ def test_the_strategies_that_editors_offer_are_the_planners_of_this_package() ->
 
 def test_a_request_has_the_options_that_make_it_up() -> None:
     fields = {field.name for field in dataclasses.fields(Request)}
-    assert {name.replace("budget", "budget_bytes") for name in options_of(RequestOptions)} == fields
+    assert {name.replace("budget", "budget_bytes") for name in options_of(RequestOptions)} == fields - {"budget_share"}
+    assert Request.of({"budget": "80%"}) == Request(budget_share=0.8) == Request(budget_share=0.8).checked()
+    assert Request(budget_share=0.5).for_peak(1001).budget_bytes == 500
     assert Request.of({"budget": "1KiB", "keep": "a", "points": 3}) == Request(budget_bytes=1024, keep=("a",))
 
 

@@ -12,7 +12,11 @@ from tf_memsaver.capture.function_step import capture_function, concrete_functio
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.measure import Measurement, measure
 from tf_memsaver.check.verify import Verification, verify
+from tf_memsaver.compat.devices import bytes_left
+from tf_memsaver.compat.keras_training import own_optimizer
+from tf_memsaver.compat.keras_variables import bytes_of
 from tf_memsaver.compat.versions import versions
+from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options import checked
@@ -42,6 +46,7 @@ from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
 from tf_memsaver.saved import saved_model
 from tf_memsaver.saved.export import export_saved_model
+from tf_memsaver.units import AUTO
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,7 +99,7 @@ class Trace:
         Raises:
           MemsaverError: what ``search_plan`` raises for limits and hints.
         """
-        return self._plans.plan(_request(options, **self._how))
+        return self._plans.plan(_request(_known_budget(options, self.model), **self._how))
 
     @takes(CurveOfTraceOptions)
     def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:
@@ -220,7 +225,7 @@ def optimize_function(
       UnsupportedModelError: the function uses no trainable variable, or returns nothing that has a gradient.
       MemsaverError: what ``search_plan`` raises for plans.
     """
-    request = _request(options, granularity="op")
+    request = _request(_known_budget(options, None), granularity="op")
     calls = FunctionCalls(concrete_function(function, specs))
     plan = _function_plan(calls, _known_or_none(batch_size), request)
     optimized = make_optimized_function(calls, plan)
@@ -256,7 +261,7 @@ def rewrite_saved_model(
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.
     """
-    request, size = _request(options, granularity="op"), _known_or_none(batch_size)
+    request, size = _request(_known_budget(options, None), granularity="op"), _known_or_none(batch_size)
     plans = saved_model.rewrite(
         source=path("source", source),
         target=target,
@@ -330,6 +335,28 @@ def _known_or_none(batch_size: int | None) -> int | None:
 def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:
     graph = capture_function(calls, batch_size=batch_size, profile=request.profile)
     return solve(graph, request, versions=versions())
+
+
+def _known_budget(options: Mapping[str, Any], model: Any) -> Mapping[str, Any]:
+    """Return options with a budget in bytes, or as a share, for ``"auto"``: what the device has left for a step.
+
+    What a model's variables and optimizer take already is a part of a step.
+
+    Raises:
+      InvalidRequestError: nothing tells how much memory there is.
+    """
+    if options["budget"] != AUTO:
+        return options
+    left = bytes_left()
+    if left is None:
+        raise InvalidRequestError("budget='auto': this system does not tell how much memory is left. Give bytes.")
+    optimizer = own_optimizer(model)
+    variables = [*getattr(model, "variables", ()), *(optimizer.variables if optimizer else ())]
+    return {**options, "budget": int(_OF_WHAT_IS_LEFT * left) + sum(map(bytes_of, variables))}
+
+
+_OF_WHAT_IS_LEFT = 0.9
+"""Buffers are not all that a process needs, and others work beside it."""
 
 
 def _request(options: Mapping[str, Any], **fixed: Any) -> Request:

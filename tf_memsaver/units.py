@@ -58,6 +58,33 @@ def parse_bytes(text: Any) -> int:
     return round(total)
 
 
+class Share(float):
+    """A budget that is a share of the plain step's peak: above 0, and at most 1."""
+
+
+AUTO = "auto"
+"""A budget that is what the device has left."""
+
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+def parse_budget(value: Any) -> int | Share | str:
+    """Return a budget: bytes as ``parse_bytes`` reads them, the ``Share`` that a text such as ``"80%"`` names, or AUTO.
+
+    Raises:
+      ValueError: it is none of them.
+    """
+    if isinstance(value, Share) or (isinstance(value, str) and value.strip().lower() == AUTO):
+        return value if isinstance(value, Share) else AUTO
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return parse_bytes(value)
+    share = float(match[1]) / 100
+    if not 0 < share <= 1:
+        raise ValueError(f"{shown(value)} is not above 0% and at most 100% of the plain step's peak")
+    return Share(share)
+
+
 def format_bytes(count: int | float) -> str:
     """Return ``count`` bytes as text with a binary unit and at most four digits, such as ``1.25 GiB``."""
     for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

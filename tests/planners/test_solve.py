@@ -213,3 +213,17 @@ def test_products_are_kept_and_what_is_made_of_them_is_replayed():
     # All but the last, whose backward pass is the first.
     assert replayed["Relu"] == 5 and not replayed["MatMul"]
     assert plan.peak_bytes < plan.plain_peak_bytes
+
+
+def test_a_budget_as_a_share_of_the_plain_peak() -> None:
+    graph = chain([100] * 12)
+    plain = solve(graph, Request(strategy="plain"))
+    plan = solve(graph, Request(budget_share=0.7))
+    assert plan.request.budget_bytes == int(0.7 * plain.peak_bytes) >= plan.peak_bytes
+    assert plan.segments == solve(graph, Request(budget_bytes=plan.request.budget_bytes)).segments
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        solve(graph, Request(budget_share=0.01))
+    assert caught.value.budget_bytes == int(0.01 * plain.peak_bytes)
+    with pytest.raises(InvalidRequestError, match="asks for a device"):
+        Request.of({"budget": "auto"})

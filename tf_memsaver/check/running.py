@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tf_memsaver.check.training_step import OwnTrainStep, Step, TrainingStep, bytes_of, free
+from tf_memsaver.check.training_step import OwnTrainStep, Step, TrainingStep, free
 from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
-from tf_memsaver.compat.keras_variables import is_trained
+from tf_memsaver.compat.keras_variables import bytes_of, is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program import batch

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat.keras_training import compiled_parts
-from tf_memsaver.compat.keras_variables import is_trained
+from tf_memsaver.compat.keras_variables import bytes_of, is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.program import batch
 from tf_memsaver.program.data import Batch
@@ -83,11 +83,6 @@ class OwnTrainStep(Step):
 
         super().__init__(step, mode, example)
         self.gradient_bytes = sum(bytes_of(v) for v in model.trainable_variables if is_trained(v))
-
-
-def bytes_of(variable: Any) -> int:
-    """Return the size of a Keras variable."""
-    return int(variable.value.shape.num_elements() * variable.value.dtype.size)
 
 
 class TrainingStep(Step):

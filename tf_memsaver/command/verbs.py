@@ -18,7 +18,7 @@ from tf_memsaver.files.writing import written
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.report import tables
 from tf_memsaver.report.progress import Progress
-from tf_memsaver.units import format_bytes
+from tf_memsaver.units import Share, format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,6 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
     """Measure both models, each in a process of its own, and compare the optimized one with the budget."""
     model = _load(source, flags, progress)
     made, optimized = _planned(model, flags, progress)
-    budget = made.request.budget_bytes if flags.budget is None else flags.budget
     rows = []
     for name, subject, predicted in (
         ("plain", _plain(model), made.plain_peak_bytes),
@@ -124,6 +123,9 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
             )
         rows.append((name, predicted, found))
     peak = rows[-1][2].peak_bytes
+    budget = flags.budget if isinstance(flags.budget, int) else made.request.budget_bytes
+    if isinstance(flags.budget, Share):
+        budget = int(flags.budget * rows[0][2].peak_bytes)
     kept = None if budget is None else peak <= budget
     shown: tuple[RenderableType, ...] = (tables.measurements_table(rows),)
     if budget is not None:

@@ -20,6 +20,11 @@ def is_trained(variable: Any) -> bool:
     return bool(variable.trainable) and tf.as_dtype(variable._dtype).is_floating
 
 
+def bytes_of(variable: Any) -> int:
+    """Return the size of a Keras variable."""
+    return int(variable.value.shape.num_elements() * variable.value.dtype.size)
+
+
 def local_variable(variable: Any) -> Any:
     """Return the ``tf.Variable`` of a variable of Keras; of one of a tf.distribute strategy, its first replica's."""
     value = variable._value if isinstance(variable, keras.Variable) else variable

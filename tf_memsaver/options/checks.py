@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.units import MOST_BYTES, parse_bytes, shown
+from tf_memsaver.units import MOST_BYTES, Share, parse_budget, shown
 
 MOST_BATCH = 2**31 - 1
 """Kernels of TensorFlow count the rows of a tensor in 32 bits."""
@@ -63,10 +63,10 @@ def number(least: float = -math.inf) -> Check:
     return check
 
 
-def byte_count(name: str, value: Any) -> int:
-    """Return a number of bytes that is given as one, or as text such as ``"6GiB"``."""
+def byte_budget(name: str, value: Any) -> int | Share | str:
+    """Return a number of bytes that is given as one or as text such as ``"6GiB"``, a share, or ``"auto"``."""
     try:
-        return parse_bytes(value)
+        return parse_budget(value)
     except ValueError as error:
         raise InvalidRequestError(f"{name}: {error}.") from error
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 from tf_memsaver.options.checks import (
     MOST_BATCH,
     any_value,
-    byte_count,
+    byte_budget,
     choice,
     name_,
     none_or,
@@ -88,9 +88,11 @@ class Limits(TypedDict, total=False):
     budget: Annotated[
         int | str | None,
         Option(
-            check=none_or(byte_count),
-            help="peak memory allowed to a whole training step, like 6GiB, 512MiB or 16000000000",
-            more="A number counts bytes. None is no limit.",
+            check=none_or(byte_budget),
+            help="peak memory allowed to a whole training step, like 6GiB, 512MiB or 16000000000; 80% is a share of "
+            "the plain step's, auto what the device has left",
+            more="A number counts bytes. None is no limit. Of what a device has left ``auto`` takes nine tenths: "
+            "buffers are not all that a process needs.",
             value="BYTES",
         ),
     ]

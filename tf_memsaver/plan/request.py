@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import OPTIONS, checked, whole
+from tf_memsaver.options.checks import share
 from tf_memsaver.options.table import Granularity, RequestOptions, options_of
 from tf_memsaver.plan.fields import Fields, malformed
-from tf_memsaver.units import shown
+from tf_memsaver.units import AUTO, Share, shown
 
-_FIELDS = {"budget": "budget_bytes"}
-"""By option, the field that has its value, where that is called otherwise."""
+_OWN_CHECKS = {"budget_bytes": whole(1), "budget_share": share}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What the caller asks: the options of ``RequestOptions``, as we use them.
 
-    ``budget_bytes`` bounds the peak of a whole training step; ``max_overhead`` bounds the extra predicted step time as
+    ``budget_bytes`` bounds the peak of a whole training step, ``budget_share`` does so as a share of the plain step's
+    peak, until a plan is made for it: its request has both; ``max_overhead`` bounds the extra predicted step time as
     a share of the plain step. Hints are names or ``fnmatch`` patterns of layers: ``keep`` layers are never replayed,
     ``recompute`` layers always are, and where ``candidates`` are given, segments end only after them.
     ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``) or a few operations (``"op"``).
@@ -29,6 +31,7 @@ class Request:
     """
 
     budget_bytes: int | None = OPTIONS["budget"].default
+    budget_share: float | None = None
     max_overhead: float | None = OPTIONS["max_overhead"].default
     strategy: str = OPTIONS["strategy"].default
     keep: tuple[str, ...] = OPTIONS["keep"].default
@@ -46,7 +49,11 @@ class Request:
           InvalidRequestError: an option has a value of no meaning.
         """
         found = checked(**{name: options[name] for name in options_of(RequestOptions) if name in options})
-        return cls(**{_FIELDS.get(name, name): value for name, value in found.items()})
+        budget = found.pop("budget", None)
+        if budget == AUTO:
+            raise InvalidRequestError("budget='auto' asks for a device: give bytes, or a share such as '80%'.")
+        name = "budget_share" if isinstance(budget, Share) else "budget_bytes"
+        return cls(**{name: budget}, **found)
 
     def checked(self) -> Request:
         """Return the request with every field checked (see ``options``) and as we use it.
@@ -54,7 +61,19 @@ class Request:
         Raises:
           InvalidRequestError: a field has a value of no meaning.
         """
-        return Request.of({name: getattr(self, _FIELDS.get(name, name)) for name in options_of(RequestOptions)})
+        budget = self.budget_bytes if self.budget_share is None else Share(self.budget_share)
+        others = {name: getattr(self, name) for name in options_of(RequestOptions) if name != "budget"}
+        return Request.of({"budget": budget, **others})
+
+    def for_peak(self, plain_bytes: int) -> Request:
+        """Return the request with ``budget_bytes`` for a plain step of this peak, where a share is asked for."""
+        if self.budget_share is None:
+            return self
+        return replace(self, budget_bytes=int(self.budget_share * plain_bytes))
+
+    def without_limits(self) -> Request:
+        """Return the request of whatever ``auto`` finds without a budget."""
+        return replace(self, strategy="auto", budget_bytes=None, budget_share=None, max_overhead=None)
 
     @classmethod
     def from_json(cls, fields: Fields) -> Request:
@@ -67,5 +86,5 @@ class Request:
         unknown = [name for name in fields.names() if name not in known]
         if unknown:
             raise malformed(fields.place, f"has a field {shown(unknown[0])} that this version does not know")
-        checks = {name: whole(1) if name == "budget_bytes" else OPTIONS[name].check for name in fields.names()}
+        checks = {name: _OWN_CHECKS.get(name) or OPTIONS[name].check for name in fields.names()}
         return cls(**{name: fields.get(name, check) for name, check in checks.items() if name in fields})

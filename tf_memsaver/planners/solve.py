@@ -74,6 +74,8 @@ class Plans:
         request = request.checked()
         planner = planner_named(request.strategy)
         problem = self._problem(request)
+        request = request.for_peak(problem.plain_reported_peak)
+        problem = problem.with_limits(request)
         choice, peak_bytes = _propose(planner, problem)
         plan = _plan(problem, choice, peak_bytes, begin, self._versions)
         plan = replace(plan, advice=advice(problem.simulator, plan))
@@ -85,7 +87,7 @@ class Plans:
         """Return what ``curve`` returns, and raise what it raises."""
         points = checked(points=points)["points"]
         begin = time.perf_counter()
-        problem = self._problem(replace(request.checked(), strategy="auto", budget_bytes=None, max_overhead=None))
+        problem = self._problem(request.checked().without_limits())
         made: dict[tuple[Segment, ...], Plan] = {}
         for choice in curves.proposals(problem, points):
             if choice.segments not in made:

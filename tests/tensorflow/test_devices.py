@@ -1,0 +1,59 @@
+"""What is left of a device's memory, and a budget of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tf_memsaver
+from tf_memsaver import api
+from tf_memsaver.compat import devices
+from tf_memsaver.errors import InvalidRequestError
+from tools.shared.models import small as models
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "meminfo").write_text("MemTotal: 16 kB\nMemFree:  1 kB\nMemAvailable:       7 kB\n")
+    monkeypatch.setattr(devices, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(devices, "_GROUP", tmp_path)
+    return tmp_path
+
+
+def test_what_a_machine_has_left(system: Path) -> None:
+    assert devices.bytes_left() == 7 << 10
+    (system / "memory.current").write_text("1000\n")
+    (system / "memory.max").write_text("max\n")
+    assert devices.bytes_left() == 7 << 10
+    (system / "memory.max").write_text("4000\n")
+    assert devices.bytes_left() == 3000
+    (system / "meminfo").unlink()
+    assert devices.bytes_left() == 3000
+
+
+def test_what_a_gpu_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        def __init__(self, device_type: str, memory_limit: int) -> None:
+            self.device_type, self.memory_limit = device_type, memory_limit
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(devices.device_lib, "list_local_devices", lambda: [Device("CPU", 1), Device("GPU", 100)])
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda name: {"current": 30})
+    assert devices.bytes_left() == 70
+
+
+def test_a_budget_of_what_is_left_counts_what_the_model_takes_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.chain()
+    optimizer = keras.optimizers.Adam()
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    held = sum(v.value.shape.num_elements() * 4 for v in (*model.variables, *optimizer.variables[1:])) + 8
+    monkeypatch.setattr(api, "bytes_left", lambda: 10**9)
+    plan = tf_memsaver.search_plan(model, batch_size=8, budget="auto")
+    assert plan.request.budget_bytes == 9 * 10**8 + held
+    monkeypatch.setattr(api, "bytes_left", lambda: None)
+    with pytest.raises(InvalidRequestError, match="Give bytes"):
+        tf_memsaver.search_plan(model, batch_size=8, budget="auto")

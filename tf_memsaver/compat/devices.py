@@ -1,0 +1,44 @@
+"""How much memory a device has left.
+
+The limit of a GPU is what TensorFlow lists of its local devices (TensorFlow 2.20 and 2.21:
+``tensorflow/python/client/device_lib.py``, ``core/common_runtime/gpu/gpu_device.cc``). On Linux the system tells the
+memory of the CPU: ``MemAvailable`` of ``/proc/meminfo`` (man 5 proc) and, in a container, the limit of its control
+group (the kernel's ``Documentation/admin-guide/cgroup-v2.rst``).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+
+_MEMINFO = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def bytes_left() -> int | None:
+    """Return how many bytes more the first GPU or, without one, this machine can hold; None if nothing tells."""
+    if tf.config.list_physical_devices("GPU"):
+        limits = [device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU"]
+        return int(limits[0] - tf.config.experimental.get_memory_info("GPU:0")["current"]) if limits else None
+    found = [each for each in (_left_on_machine(), _left_in_group()) if each is not None]
+    return min(found, default=None)
+
+
+def _left_on_machine() -> int | None:
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", _text(_MEMINFO), re.MULTILINE)
+    return None if match is None else int(match[1]) << 10
+
+
+def _left_in_group() -> int | None:
+    most, now = _text(_GROUP / "memory.max").strip(), _text(_GROUP / "memory.current").strip()
+    return int(most) - int(now) if most.isdecimal() and now.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
