@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         capture_graph,
         estimate,
         export_saved_model,
+        max_batch_size,
         measure,
         memory_time_curve,
         optimize,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tf_memsaver.judge.estimate import Estimate
     from tf_memsaver.plan.problem import Problem
     from tf_memsaver.plan.registry import register_planner
+    from tf_memsaver.planners.largest import LargestBatch
 
 __all__ = [
     "CertificationError",
@@ -64,6 +66,7 @@ __all__ = [
     "InfeasibleBudgetError",
     "InfeasibleOverheadError",
     "InvalidRequestError",
+    "LargestBatch",
     "Measurement",
     "MeasurementError",
     "MemsaverError",
@@ -87,6 +90,7 @@ __all__ = [
     "capture_graph",
     "estimate",
     "export_saved_model",
+    "max_batch_size",
     "measure",
     "memory_time_curve",
     "optimize",
@@ -103,6 +107,7 @@ _API = "tf_memsaver.api"
 _LOADED_WHEN_USED = {
     **{name: _API for name in __all__ if name not in globals()},
     "Estimate": "tf_memsaver.judge.estimate",
+    "LargestBatch": "tf_memsaver.planners.largest",
     "Problem": "tf_memsaver.plan.problem",
     "register_planner": "tf_memsaver.plan.registry",
 }

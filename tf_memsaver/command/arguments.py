@@ -69,7 +69,7 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
     if "strategy" in flags and kind is not SourceKind.FUNCTION:
         # A module of the user's own may register a planner when it is imported.
         _check_strategy(flags.strategy)
-    if command == "optimize" or (command == "plan" and flags.output is not None):
+    if command == "optimize" or (command in ("plan", "max-batch") and flags.output is not None):
         output_target(source, flags, Kind.FOLDER if command == "optimize" else Kind.FILE)
 
 

@@ -14,6 +14,7 @@ from tf_memsaver.options.option import Option
 from tf_memsaver.options.table import (
     CurveOptions,
     EstimateOptions,
+    LargestBatchOptions,
     MeasureOptions,
     Overwrite,
     PlanOptions,
@@ -80,6 +81,12 @@ COMMANDS = {
             summary="Show what memory costs in time: plans from the plain step to the least peak.",
             example="resnet50 --batch_size=32 --points=24",
             flags=flags_of(ModelFlags, CurveOptions),
+        ),
+        Command(
+            name="max-batch",
+            summary="Find the largest batch that trains within a budget, and the plan for it.",
+            example="resnet50 --budget=8GiB --optimizer=adam --max_overhead=0.3",
+            flags=flags_of(ModelFlags, LargestBatchOptions, OutputFlags, Overwrite),
         ),
         Command(
             name="optimize",

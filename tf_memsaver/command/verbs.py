@@ -64,6 +64,20 @@ def curve(source: str, flags: Any, progress: Progress) -> Result:
     )
 
 
+def max_batch(source: str, flags: Any, progress: Progress) -> Result:
+    """Find the largest batch within the budget, and write its plan when --output says where."""
+    target = None if flags.output is None else output_target(source, flags, Kind.FILE)
+    model = _plain(_load(source, flags, progress))
+    limits = {name: getattr(flags, name) for name in LIMITS}
+    with progress.stage("planning for several batch sizes" + ("" if flags.predict_only else ", running the largest")):
+        found = api.max_batch_size(model, **_batches(flags, progress), **limits, predict_only=flags.predict_only)
+    shown: tuple[RenderableType, ...] = (tables.rates_table(found), str(found))
+    if target is not None:
+        found.plan.save_to(target)
+        shown += (f"plan written to {flags.output}",)
+    return Result(satisfied=True, document=found.to_json(), shown=shown)
+
+
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
     """Plan and rewrite the model, and write the output folder."""
     if kind_of(source) is SourceKind.SAVED_MODEL:
@@ -141,7 +155,7 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
 
 
 VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
-    verb.__name__: verb for verb in (estimate, plan, curve, optimize, verify, measure)
+    verb.__name__.replace("_", "-"): verb for verb in (estimate, plan, curve, max_batch, optimize, verify, measure)
 }
 
 

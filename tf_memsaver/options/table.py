@@ -255,6 +255,22 @@ class ApplyOptions(Loops, total=False):
     ]
 
 
+class LargestBatchOptions(OptimizeOptions, total=False):
+    """What ``max_batch_size`` takes."""
+
+    predict_only: Annotated[
+        bool,
+        Option(
+            check=switch,
+            help="run no real steps at the answer",
+            more="Else a fresh process runs some and, where they take more than the budget, a smaller batch is tried. "
+            "A loop of one's own (``step``) cannot be sent to a process, and is never run.",
+            default=False,
+            value="",
+        ),
+    ]
+
+
 class FunctionOptions(Limits, Hints, Timing, Running):
     """What ``optimize_function`` takes."""
 
@@ -361,7 +377,7 @@ def types_of(group: Any) -> dict[str, Any]:
 
 OPTIONS: dict[str, Option] = {
     name: option
-    for group in (MeasureOptions, RunOptions, PlanOptions, CurveOptions, SavedModelOptions)
+    for group in (MeasureOptions, RunOptions, LargestBatchOptions, PlanOptions, CurveOptions, SavedModelOptions)
     for name, option in options_of(group).items()
 }
 """The options of all verbs by name. ``measure`` has a ``mode`` and ``steps`` of its own, which are not here."""

@@ -43,15 +43,21 @@ class Told(NamedTuple):
         return self.data is not None and self.data.batches is not None
 
     def batches(self, model: Any, count: int) -> list[Batch]:
-        """Return batches of this size for a model: real ones where there are any, or else made-up ones."""
+        """Return batches of this size for a model: real ones where there are any, or else made-up ones.
+
+        Samples of a real batch come again where more are asked for.
+        """
         if self.data is None or not self.has_batches:
             return [synthetic_batch(model, self.batch_size, seed=number) for number in range(count)]
         return [batch.mapped(self._cut) for batch in self.data.first(count)]
 
     def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
         assert self.data is not None
-        has_batch = tensor.shape.rank and tensor.shape[0] == self.data.batch_size
-        return tensor[: self.batch_size] if has_batch else tensor
+        size = self.data.batch_size
+        if size is None or not tensor.shape.rank or tensor.shape[0] != size:
+            return tensor
+        times = -(-self.batch_size // size)
+        return tf.concat([tensor] * times, 0)[: self.batch_size] if times > 1 else tensor[: self.batch_size]
 
 
 def told_of(model: Any, options: Mapping[str, Any]) -> Told:

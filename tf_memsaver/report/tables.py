@@ -13,6 +13,7 @@ from rich.text import Text
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.planners.largest import LargestBatch
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
@@ -138,6 +139,25 @@ def segments_table(plan: Plan) -> Table:
             add(segment.children, depth + 1)
 
     add(plan.segments, 0)
+    return table
+
+
+def rates_table(found: LargestBatch) -> Table:
+    """Return one row for each batch size; the one of most samples a second is marked."""
+    table = _Table(f"batch sizes within the budget; the plain step trains up to {found.plain_batch_size}")
+    for heading in ("batch", "plain peak", "peak", "step", "samples a second"):
+        table.add_column(heading, justify="right")
+    quickest = max(rate.samples_per_second for rate in found.rates)
+    for rate in found.rates:
+        table.add_row(
+            str(rate.batch_size),
+            format_bytes(rate.plain_peak_bytes),
+            format_bytes(rate.peak_bytes),
+            f"{1.0 + rate.step_overhead:.1%}",
+            _share(rate.samples_per_second, quickest),
+            style="bold" if rate.samples_per_second == quickest else None,
+        )
+    table.set_caption("predicted; samples a second as a share of the most")
     return table
 
 
