@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterable
@@ -363,6 +364,37 @@ def test_a_step_may_be_any_function() -> None:
         plan = tf_memsaver.search_plan(trainer.net, data=data, step=step)
         assert plan.recomputed and plan.plain_peak_bytes == pytest.approx(peak, rel=0.2)
     assert not trainer.optimizer.built and trainer.seen == 0
+
+
+class Replicated(Trainer):
+    """A loop whose step runs in the replicas of a tf.distribute strategy."""
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            super().__init__(network())
+            self.optimizer.build(self.net.trainable_variables)
+
+    @tf.function
+    def distributed_step(self, x: Any, y: Any) -> Any:
+        return self.strategy.run(self.step, (x, y))
+
+
+@pytest.mark.parametrize("in_scope", [False, True])
+def test_a_step_of_replicas_is_planned_inside_their_scope_and_outside_of_it(in_scope: bool) -> None:
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    found = []
+    for optimize in (False, True):
+        keras.utils.set_random_seed(0)
+        trainer = Replicated(tf.distribute.MirroredStrategy(devices))
+        if optimize:
+            with trainer.strategy.scope() if in_scope else contextlib.nullcontext():
+                trainer.net = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step, strategy="min_peak")
+            assert len(trainer.net.memsaver_plan.recomputed) > 1
+        for x, y in pairs():
+            trainer.distributed_step(x, y)
+        found.append([each.tobytes() for each in trainer.numbers])
+    assert found[0] == found[1]
 
 
 def test_what_does_not_fit_is_told_at_once() -> None:

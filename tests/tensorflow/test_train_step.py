@@ -389,6 +389,23 @@ def test_an_optimized_step_takes_less_memory() -> None:
     assert saved.activation_bytes < 0.8 * plain.activation_bytes
 
 
+def test_replicas_train_alike() -> None:
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    found = []
+    for optimize in (False, True):
+        keras.utils.set_random_seed(0)
+        strategy = tf.distribute.MirroredStrategy(devices)
+        with strategy.scope():
+            model = adversaries()
+        model.built = True  # Under a strategy, Keras would call it to see.
+        if optimize:
+            model = tf_memsaver.optimize(model, data=data(), strategy="min_peak")
+            assert model.memsaver_plan.recomputed
+        model.fit(data(), epochs=2, verbose=0, shuffle=False)
+        found.append([variable.numpy().tobytes() for variable in model.variables])
+    assert found[0] == found[1]
+
+
 def test_a_step_that_trains_nothing_that_can_be_replayed_says_so() -> None:
     class Bare(keras.Model):
         def __init__(self) -> None:

@@ -123,7 +123,9 @@ class _Running:
             before = {id(loss) for loss in keras_training.losses_of(call.operation)}
             with tapes.VariableWatcher() as watcher:
                 made = call.run(slots, training=training, names=names)
-            unknown = [v.name for v in watcher.watched_variables() if id(v) not in self._known]
+            # In a replica of tf.distribute a tape watches the variable of all replicas.
+            read = map(keras_variables.local_variable, watcher.watched_variables())
+            unknown = [v.name for v in read if id(v) not in self._known]
             self._step.unknown_reads.update((unit, name) for name in unknown[:1])
             added = [loss for loss in keras_training.losses_of(call.operation) if id(loss) not in before]
             for slot, tensor in zip(call.outputs, made, strict=True):

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_calls, keras_models, keras_training
 from tf_memsaver.compat.functions import functions_run_inline
 from tf_memsaver.compat.gradients import Listener, tapes_heard_by
+from tf_memsaver.compat.replicas import in_one_replica
 from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects
@@ -64,7 +65,8 @@ def run_train_step(
 ) -> Any:
     """Run the ``train_step`` of a model in the current graph, on placeholders for a batch; return its logs."""
     given = specs.filled(placeholders(specs.leaves))
-    with keras_calls.layer_calls_go_to(layers), tapes_heard_by(tapes), functions_run_inline():
+    hearing = keras_calls.layer_calls_go_to(layers), tapes_heard_by(tapes), functions_run_inline()
+    with hearing[0], hearing[1], hearing[2], in_one_replica(model.distribute_strategy):
         return keras_models.own_class(model).train_step(  # type: ignore[attr-defined]
             model, keras.utils.pack_x_y_sample_weight(*given)
         )
