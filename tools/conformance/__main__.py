@@ -22,7 +22,6 @@ import functools
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from rich.progress import track
 from tf_memsaver.units import format_bytes
 from tools.conformance.cell import MODES, Cell, run_variant
 from tools.conformance.models import APPLICATIONS, RAW, SMALL, TASKS
-from tools.shared.processes import busy_machine
+from tools.shared.processes import busy_machine, free_addresses
 from tools.shared.records import differences, read
 from tools.shared.results import RESULTS, ROOT, write_rows
 
@@ -166,7 +165,7 @@ def _commit() -> str:
 
 
 def _train(cell: Cell, variant: str, folder: Path) -> dict[str, Any]:
-    workers = _addresses(2) if cell.strategy == "multiworker" else []
+    workers = free_addresses(2) if cell.strategy == "multiworker" else []
     processes = [
         _PROCESSES.Process(target=run_variant, args=(cell, variant, folder, workers, number))
         for number in range(len(workers) or 1)
@@ -180,15 +179,6 @@ def _train(cell: Cell, variant: str, folder: Path) -> dict[str, Any]:
         return {"error": "exit", "message": f"the process ended with code {processes[0].exitcode}"}
     facts: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     return facts
-
-
-def _addresses(count: int) -> list[str]:
-    """Return addresses on this machine that are free now."""
-    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    found = [f"localhost:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return found
 
 
 def _outcome(cell: Cell, facts: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tools.shared.results import ROOT
@@ -17,9 +19,42 @@ from tools.shared.results import ROOT
 
 def in_own_process(task: Callable[..., Any], *arguments: Any) -> Any:
     """Return what a function of a module returns in a fresh process; what it raises is raised here."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+    with _own_process() as pool:
         return pool.submit(task, *arguments).result()
+
+
+def in_workers(count: int, task: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function returns in the first of several fresh processes that all run it.
+
+    They are the workers of a cluster of TensorFlow's on this machine, by their ``TF_CONFIG``.
+    """
+    cluster = {"worker": free_addresses(count)}
+    with ExitStack() as stack:
+        results = []
+        for number in range(count):
+            config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": number}})
+            pool = stack.enter_context(_own_process(_set_config, config))
+            results.append(pool.submit(task, *arguments))
+        first, *_ = [each.result() for each in results]
+        return first
+
+
+def _set_config(config: str) -> None:
+    os.environ["TF_CONFIG"] = config
+
+
+def _own_process(begin: Callable[..., Any] | None = None, *arguments: Any) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=begin, initargs=arguments)
+
+
+def free_addresses(count: int) -> list[str]:
+    """Return addresses on this machine that are free now."""
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    found = [f"localhost:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return found
 
 
 @contextmanager
