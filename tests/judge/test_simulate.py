@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +44,63 @@ def test_plain_chain():
     assert timeline.replay_seconds == 0
     # Forward 8 s a layer and loss 1; backward 16 s for each 8 bytes, 2 for each weight gradient.
     assert timeline.step_seconds == 3 * 8 + 1 + 16 + 3 * 2 + 2 * 16
+
+
+def in_sequence(first: Graph, second: Graph) -> Graph:
+    """Two steps as one with two tapes, the second behind the first."""
+    values, ops, units = len(first.values), len(first.ops), len(first.units)
+
+    def moved(indices: Sequence[int]) -> tuple[int, ...]:
+        return tuple(index + values for index in indices)
+
+    def moved_value(value: Value) -> Value:
+        alias_of = None if value.alias_of is None else value.alias_of + values
+        return dataclasses.replace(value, index=value.index + values, alias_of=alias_of)
+
+    return dataclasses.replace(
+        first,
+        values=(*first.values, *map(moved_value, second.values)),
+        ops=(
+            *first.ops,
+            *(
+                dataclasses.replace(
+                    op,
+                    index=op.index + ops,
+                    unit=None if op.unit is None else op.unit + units,
+                    inputs=moved(op.inputs),
+                    outputs=moved(op.outputs),
+                    overwrites=moved(op.overwrites),
+                    after=tuple(index + ops for index in op.after),
+                )
+                for op in second.ops
+            ),
+        ),
+        units=(*first.units, *(dataclasses.replace(unit, index=unit.index + units) for unit in second.units)),
+        outputs=(*first.outputs, *moved(second.outputs)),
+    )
+
+
+def test_a_step_of_two_tapes_needs_what_the_larger_of_them_needs():
+    one, other = chain([8, 8, 8]), chain([8, 8, 8, 8])
+    graph = in_sequence(one, other)
+    # Weights, inputs and the outputs of both are there in addition: of the first step a loss and three gradients.
+    for segments in (
+        (segment(0, 3, STORE), segment(0, 4, STORE)),
+        (segment(0, 2, RECOMPUTE), segment(2, 3, STORE), segment(0, 4, STORE)),
+    ):
+        of_first = [each for each in segments if each.stop <= 3]
+        shifted = [
+            dataclasses.replace(each, start=each.start + 3, stop=each.stop + 3) for each in segments[len(of_first) :]
+        ]
+        alone = [run(one, *of_first), run(other, *segments[len(of_first) :])]
+        both = run(graph, *of_first, *shifted)
+        assert live(both) == [
+            *(each + alone[1].resident_bytes for each in live(alone[0])),
+            *(each + alone[0].resident_bytes + 4 for each in live(alone[1])),
+        ]
+    plain = segment(0, 7, STORE)
+    assert run(graph, plain).peak_bytes < run(graph.in_one_pass, plain).peak_bytes
+    assert one.in_one_pass is one
 
 
 def test_recompute_segment():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -375,6 +376,21 @@ def test_a_step_is_heard_as_it_is_put_together() -> None:
     assert by_unit(told, Phase.FORWARD) == by_unit(known, Phase.FORWARD)
     assert by_unit(told, Phase.BACKWARD) == by_unit(known, Phase.BACKWARD)
     assert [cut.position for cut in told.cuts] == [cut.position for cut in known.cuts]
+
+
+def test_each_tape_is_a_pass_of_its_own() -> None:
+    def passes(build: Any) -> list[tuple[Phase, set[str]]]:
+        graph = tf_memsaver.trace(build(), data=data()).graph
+        found = []
+        for is_forward, ops in itertools.groupby(graph.ops, key=lambda op: op.phase is Phase.FORWARD):
+            units = {op.unit for op in ops}
+            names = {graph.units[unit].label.split("/")[0] for unit in units if unit is not None}
+            found.append((is_forward, {name for name in names if not name.startswith("python")}))
+        return found
+
+    critics, both = {"critic", "critic#2"}, {"critic#3", "generator#2"}
+    assert passes(adversaries) == [(True, critics), (False, critics), (True, both), (False, both)]
+    assert len(passes(two_tapes_at_once)) == len(passes(persistent)) == len(passes(pair)) == 2
 
 
 def test_an_optimized_step_takes_less_memory() -> None:

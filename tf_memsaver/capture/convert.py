@@ -132,26 +132,35 @@ class _Builder:
         ordered: list[Op] = []
         sources: list[Any] = []
         listed: dict[int, int] = {}
-        for phases in ((Phase.FORWARD,), (Phase.BACKWARD, Phase.UPDATE)):
-            for operation, (phase, unit) in zip(self._operations, self._step.owners, strict=True):
-                if phase in phases and id(operation) in wanted:
-                    made = self._convert(operation, phase, unit, len(ordered))
-                    if made is not None:
-                        listed[id(operation)] = len(ordered)
-                        ordered.append(made)
-                        sources.append(operation)
+        for place in self._execution_order():
+            operation, (phase, unit) = self._operations[place], self._step.owners[place]
+            if id(operation) in wanted:
+                made = self._convert(operation, phase, unit, len(ordered))
+                if made is not None:
+                    listed[id(operation)] = len(ordered)
+                    ordered.append(made)
+                    sources.append(operation)
         if profile:
             pairs = list(zip(sources, ordered, strict=True))
             ordered = with_measured_seconds(pairs, self._device.seconds_per_op)
         return _updates_early(self._with_waits(ordered, listed), len(self.values))
+
+    def _execution_order(self) -> list[int]:
+        """Return the places of the operations: in each pass those of the forward pass, then the others."""
+        owners, passes = self._step.owners, self._step.passes or [0] * len(self._operations)
+        return sorted(range(len(owners)), key=lambda place: (passes[place], owners[place][0] is not Phase.FORWARD))
 
     def _with_waits(self, ordered: list[Op], listed: dict[int, int]) -> list[Op]:
         """Give every op the ops that it waits for, seen through operations that are not listed."""
         makers = {v: op.index for op in ordered for v in op.outputs if self.values[v].alias_of is None}
         seen_through: dict[int, set[int]] = {}
         waits: dict[int, set[int]] = {}
+        assigned: dict[int, set[int]] = {}
         for operation in self._operations:
             before: set[int] = set()
+            if operation.type == "ReadVariableOp":
+                # As tf.function has it: what is read after an update waits for that.
+                before |= assigned.get(id(operation.inputs[0]), set())
             for source in (*(tensor.op for tensor in operation.inputs), *operation.control_inputs):
                 if id(source) in listed:
                     before.add(listed[id(source)])
@@ -161,6 +170,9 @@ class _Builder:
                 waits[listed[id(operation)]] = before
             else:
                 seen_through[id(operation)] = before
+            if operation.type.startswith("Assign"):
+                done = {listed[id(operation)]} if id(operation) in listed else before
+                assigned[id(operation.inputs[0])] = done
         return [
             dataclasses.replace(op, after=tuple(sorted(waits[op.index] - {makers.get(value) for value in op.inputs})))
             for op in ordered

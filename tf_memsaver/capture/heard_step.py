@@ -6,6 +6,7 @@ operation that it is the gradient of.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -155,6 +156,7 @@ class _Assignment:
         self._forward_units()
         self._backward_units(phases)
         self._step.owners = list(zip(phases, self._units, strict=True))
+        self._step.passes = self._passes(phases)
         self._pass_gradients()
 
     def _phases(self) -> list[Phase]:
@@ -171,6 +173,27 @@ class _Assignment:
                 behind.add(id(operation))
                 phases[place] = Phase.UPDATE
         return phases
+
+    def _passes(self, phases: Sequence[Phase]) -> list[int]:
+        """Return the tape's pass that each operation is of: as many were over when it was added.
+
+        What no gradient is taken through, such as a metric, is run as soon as it can be.
+        """
+        starts = [taken.start for taken in self._notes.taken if not taken.nested]
+        passes = [
+            bisect.bisect_right(starts, place) - (phase is not Phase.FORWARD) for place, phase in enumerate(phases)
+        ]
+        if len(starts) == 1:
+            return [0] * len(passes)
+        in_turn = {place for place, unit in enumerate(self._units) if unit is not None}
+        in_turn |= {self._place[id(each.operation)] for each in self._notes.operations}
+        for place in range(len(phases) - 1, -1, -1):
+            if place in in_turn:
+                in_turn.update(self._place[id(tensor.op)] for tensor in self._operations[place].inputs)
+        for place, operation in enumerate(self._operations):
+            if phases[place] is Phase.FORWARD and place not in in_turn:
+                passes[place] = max((passes[self._place[id(tensor.op)]] for tensor in operation.inputs), default=0)
+        return passes
 
     def _forward_units(self) -> None:
         """Give units their operations, and code between two networks what stands there."""

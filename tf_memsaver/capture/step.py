@@ -114,6 +114,7 @@ class TracedStep:
     sum; ``drawing_units`` are the calls that drew from Python's or NumPy's random numbers; ``unknown_reads`` are, by
     unit, the names of the trainable variables that a call reads and that the source does not list;
     ``gradient_units[id(t)]`` are the calls that send a gradient to the boundary tensor ``t`` (None is the loss).
+    ``passes[i]`` is the number of the tape's pass in which operation ``i`` runs, where there are several.
     ``networks`` are the first and last unit (exclusive) of each call of a network, where there is code in between.
     """
 
@@ -129,6 +130,7 @@ class TracedStep:
     unknown_reads: dict[int, str] = field(default_factory=dict)
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
     networks: list[tuple[int, int]] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
 
     @cached_property
     def reachable(self) -> set[int]:

@@ -7,6 +7,7 @@ segment ``(start, stop]`` holds the units ``start .. stop - 1`` (0-based) and cu
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import hashlib
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ class Cut:
 class Graph:
     """One training step at a concrete batch size. Ops stand in execution order: forward, backward, update.
 
+    With several tapes, one after the other, so do the ops of each: the step is a sequence of such passes.
+
     ``outputs`` are the values that outlive the step (the loss; the weight gradients when there is no optimizer).
     ``cuts`` are the interior candidate cuts in order of position. ``resident_bytes`` are live before, during and after
     the step: weights, optimizer slots, other state and the input batch. At the positions in ``joined`` no segment may
@@ -146,6 +149,21 @@ class Graph:
             for value in op.outputs:
                 producers[value] = op.index
         return tuple(producers)
+
+    @cached_property
+    def in_one_pass(self) -> Graph:
+        """The same step with all forward ops before the first other one; itself where that is so."""
+        order = sorted(range(len(self.ops)), key=lambda index: self.ops[index].phase is not Phase.FORWARD)
+        if order == list(range(len(order))):
+            return self
+        moved = {index: place for place, index in enumerate(order)}
+        ops = (
+            dataclasses.replace(
+                self.ops[index], index=place, after=tuple(sorted(map(moved.__getitem__, self.ops[index].after)))
+            )
+            for place, index in enumerate(order)
+        )
+        return dataclasses.replace(self, ops=tuple(ops))
 
     @cached_property
     def resident_bytes(self) -> int:

@@ -22,17 +22,21 @@ from tf_memsaver.judge.schedule import Schedule
 class Dependencies:
     """What each step of a schedule waits for, and what waits for it."""
 
-    def __init__(self, schedule: Schedule, graph: Graph, forward_count: int) -> None:
-        """Read them off: by data, by the ops' ``after``, and the gates of replays (see ``parity.gates``)."""
-        steps = schedule.steps
+    def __init__(self, schedule: Schedule, graph: Graph) -> None:
+        """Read them off: by data, by the ops' ``after``, and the order of replays (``parity.gates``, ``order``)."""
+        steps, is_forward = schedule.steps, schedule.is_forward
         readers: dict[int, list[int]] = {}
         for place, step in enumerate(steps):
             for buffer in step.touches:
                 readers.setdefault(buffer, []).append(place)
         waits = _waits_by_data(steps)
-        _add_waits_by_order(waits, steps, graph, forward_count)
+        _add_waits_by_order(waits, steps, graph, is_forward)
         for start, stop in schedule.replays:
-            _add_waits_by_gate(waits, steps, readers, range(start, stop), forward_count)
+            _add_waits_by_gate(waits, steps, readers, range(start, stop), is_forward)
+        for start, stop in schedule.in_turn:
+            over = max((end for _, end in schedule.replays if end <= start), default=0)
+            for place in range(start, stop) if over else ():
+                waits[place].add(over - 1)
         self.reads = {buffer: len(places) for buffer, places in readers.items()}
         """How many steps touch each buffer."""
         self.waits = [len(before) for before in waits]
@@ -50,14 +54,14 @@ def _waits_by_data(steps: Sequence[Step]) -> list[set[int]]:
     return [{maker[b] for b in step.touches if maker.get(b, place) != place} for place, step in enumerate(steps)]
 
 
-def _add_waits_by_order(waits: list[set[int]], steps: Sequence[Step], graph: Graph, forward_count: int) -> None:
+def _add_waits_by_order(waits: list[set[int]], steps: Sequence[Step], graph: Graph, is_forward: Sequence[bool]) -> None:
     """Add what the ops' ``after`` says: of an op that is replayed, what runs after it waits for the replay."""
     plain = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
     replayed = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and step.replay}
     for place, step in enumerate(steps):
         for op in graph.ops[step.op].after if step.op >= 0 else ():
             if op in replayed:
-                before = replayed[op] if place >= forward_count else plain.get(op, -1)
+                before = plain.get(op, -1) if is_forward[place] else replayed[op]
             elif step.replay:
                 continue
             else:
@@ -71,10 +75,12 @@ def _add_waits_by_gate(
     steps: Sequence[Step],
     readers: Mapping[int, Sequence[int]],
     replay: range,
-    forward_count: int,
+    is_forward: Sequence[bool],
 ) -> None:
     """Add a replay's gates: it waits for the gradients that arrive, and what reads its gradients for all of them."""
-    arrived = {before for place in replay for before in waits[place] if forward_count <= before < replay.start}
+    arrived = {
+        before for place in replay for before in waits[place] if before < replay.start and not is_forward[before]
+    }
     leaving = {
         place: [reader for buffer in steps[place].allocates for reader in readers[buffer] if reader >= replay.stop]
         for place in replay

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import cached_property
 from typing import NamedTuple
 
 from tf_memsaver.ir.graph import Graph, Op, Phase
@@ -36,6 +38,11 @@ class Prepared:
         """The sizes of the buffers that live during the whole step."""
         self.forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
         self.backward = [op for op in graph.ops if op.phase is not Phase.FORWARD]
+        self.passes = [
+            (is_forward, list(ops))
+            for is_forward, ops in itertools.groupby(graph.ops, key=lambda op: op.phase is Phase.FORWARD)
+        ]
+        """The ops in execution order: of each tape those of the forward pass, then those of the backward pass."""
         self.unit_of = [-1] * len(graph.values)
         """The unit whose forward ops make a value; -1 for all others."""
         self.unit_forward: list[list[Op]] = [[] for _ in graph.units]
@@ -48,6 +55,12 @@ class Prepared:
         """The buffers that are live when the step ends."""
         self.static = [self._static_step(op) for op in graph.ops]
         """For each op, its step in the plain schedule."""
+
+    @cached_property
+    def in_one_pass(self) -> Prepared:
+        """The same for ``Graph.in_one_pass``, as searches see the step."""
+        joined = self.graph.in_one_pass
+        return self if joined is self.graph else Prepared(joined)
 
     def _static_step(self, op: Op) -> Step:
         roots, resident = self.roots, self.resident

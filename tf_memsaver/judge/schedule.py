@@ -1,6 +1,6 @@
 """Spell a plan out as a schedule: the ops in execution order, with the replays in place.
 
-The forward pass is the same under all plans. In the backward pass each recompute segment's replay stands before the
+A forward pass is the same under all plans. In a backward pass each recompute segment's replay stands before the
 first backward op of the segment, and the reads of its dropped values are redirected to the replayed ones. Only what a
 backward op needs is replayed, because graph mode prunes the rest.
 """
@@ -23,32 +23,42 @@ class Schedule:
     def __init__(self, nbytes: Sequence[int]) -> None:
         self.steps: list[Step] = []
         self.nbytes = list(nbytes)
-        self.runs: list[tuple[int, int, int]] = []
+        self.runs: list[tuple[int, int, int, bool]] = []
+        """The owner of a run of steps, the first and last place (exclusive), and whether they are of a forward pass."""
         self.replays: list[tuple[int, int]] = []
         """First and last place (exclusive) of each replay with its backward ops; inner ones come before outer ones."""
+        self.in_turn: list[tuple[int, int]] = []
+        """The same of each first run of what is replayed: it waits for the replays before it (``runtime.order``)."""
 
     def copy(self, nbytes: int) -> int:
         """Return a new buffer, for a copy of a value."""
         self.nbytes.append(nbytes)
         return len(self.nbytes) - 1
 
-    def note_run(self, owner: int, start: int) -> None:
+    def note_run(self, owner: int, start: int, is_forward: bool) -> None:
         """Note that all steps since ``start`` belong to the top-level segment ``owner`` (-1: to none)."""
-        self.runs.append((owner, start, len(self.steps)))
+        self.runs.append((owner, start, len(self.steps), is_forward))
+
+    @property
+    def is_forward(self) -> list[bool]:
+        """For each step, whether it is of a forward pass."""
+        return [each for _, start, stop, each in self.runs for _ in range(start, stop)]
 
 
 def scheduled(prepared: Prepared, segments: Sequence[Segment]) -> Schedule:
     """Return the ops in execution order under ``segments``, which cover the units, with the replays in place."""
     schedule, owners = Schedule(prepared.nbytes), _owners(segments)
-    for number, ops in _runs(owners, prepared.forward):
-        start = len(schedule.steps)
-        schedule.steps.extend(prepared.static[op.index] for op in ops)
-        schedule.note_run(number, start)
     writer = _Writer(prepared, schedule)
-    for number, ops in _runs(owners, prepared.backward, joins_unowned=True):
-        start = len(schedule.steps)
-        writer.write(segments[number] if number >= 0 else None, ops, {})
-        schedule.note_run(number, start)
+    for is_forward, of_pass in prepared.passes:
+        for number, ops in _runs(owners, of_pass, joins_unowned=not is_forward):
+            start = len(schedule.steps)
+            if is_forward:
+                schedule.steps.extend(prepared.static[op.index] for op in ops)
+                if number >= 0 and segments[number].mode is SegmentMode.RECOMPUTE:
+                    schedule.in_turn.append((start, len(schedule.steps)))
+            else:
+                writer.write(segments[number] if number >= 0 else None, ops, {})
+            schedule.note_run(number, start, is_forward)
     return schedule
 
 

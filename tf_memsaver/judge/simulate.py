@@ -112,9 +112,9 @@ class Simulator:
         resident = self.graph.resident_bytes
         live, _ = walk(schedule.steps, schedule.nbytes, self.prepared.outlive, resident)
         forward, backward, other = [resident] * len(segments), [resident] * len(segments), resident
-        for owner, start, stop in schedule.runs:
+        for owner, start, stop, is_forward in schedule.runs:
             highest = max(live[start:stop], default=resident)
-            peaks = forward if start < len(self.prepared.forward) else backward
+            peaks = forward if is_forward else backward
             if owner < 0:
                 other = max(other, highest)
             else:
@@ -159,7 +159,7 @@ class Simulator:
         if not device.threads:
             return self.measure(segments).peak_bytes
         schedule = scheduled(self.prepared, segments)
-        dependencies = executor.Dependencies(schedule, self.graph, len(self.prepared.forward))
+        dependencies = executor.Dependencies(schedule, self.graph)
         seconds = [
             self.graph.ops[step.op].seconds
             if step.op >= 0

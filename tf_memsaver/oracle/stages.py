@@ -37,7 +37,7 @@ class Stages:
     """The step as the program sees it. Values are numbered in the order in which the forward pass makes them."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph = graph = graph.in_one_pass
         self.prepared = Prepared(graph)
         self.facts = Facts(self.prepared)
         static = self.prepared.static

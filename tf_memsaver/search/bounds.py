@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf_memsaver.ir.graph import Phase
 from tf_memsaver.judge.walk import walk
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.facts import Floats
@@ -36,9 +35,10 @@ INSTANTS = 32
 def least_seconds(problem: Problem, found: Found) -> float | None:
     """Return a lower bound on the replay seconds of plans like a given one within the request's budget.
 
-    The class of plans is that of one level; where ``found`` is of several levels, or there are more than ``MOST_CUTS``
-    candidate cuts, the bound is that by bytes, which is weaker and holds for any schedule. Never above the time of
-    ``found``, and equal to it where that is proven to be the least. None where the request has no budget.
+    The class of plans is that of one level. Where ``found`` is of several levels, the step of several passes, or there
+    are more than ``MOST_CUTS`` candidate cuts, the bound is that by bytes, which is weaker and holds for any schedule.
+    Never above the time of ``found``, and equal to it where that is proven to be the least. None where the request has
+    no budget.
     """
     budget = problem.request.budget_bytes
     if budget is None:
@@ -49,6 +49,7 @@ def least_seconds(problem: Problem, found: Found) -> float | None:
         return 0.0
     of_all = min(by_bytes(problem, limit), seconds)
     several = any(segment.children for segment in found.segments)
+    several |= problem.graph.in_one_pass is not problem.graph
     if several or of_all == seconds or len(candidate_positions(problem)) > MOST_CUTS:
         return of_all
     return max(of_all, of_one_level(problem, limit, seconds))
@@ -77,30 +78,26 @@ def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int 
 def by_bytes(problem: Problem, limit: int) -> float:
     """Return a lower bound on the replay seconds of any schedule within ``limit`` bytes (see the module's words)."""
     prepared, ops = problem.simulator.prepared, problem.graph.ops
-    # As the simulator runs them: the forward pass first.
-    order = sorted(range(len(ops)), key=lambda index: ops[index].phase is not Phase.FORWARD)
-    steps = [prepared.static[index] for index in order]
+    steps = prepared.static
     live, last = walk(steps, prepared.nbytes, prepared.outlive, problem.graph.resident_bytes)
-    forward = [op for op in ops if op.phase is Phase.FORWARD]
     made = [
         (root, op.index)
-        for op in forward
+        for op in prepared.forward
         if op.unit is not None and not problem.pinned[op.unit]
         for root in prepared.static[op.index].allocates
-        if last[root] >= len(forward)
     ]
     if not made:
         return 0.0
     roots, makers = np.array(made).T
     nbytes, ends = np.array(prepared.nbytes, dtype=np.float64)[roots], np.array(last)[roots]
     seconds = np.array([op.seconds for op in ops])
-    heights, places = np.array(live), np.arange(len(forward), len(steps))
+    heights, places = np.array(live), np.array([op.index for op in prepared.backward])
     bound = 0.0
     for part in np.array_split(places, min(INSTANTS, len(places))):
         place = int(part[np.argmax(heights[part])])
         # What the op reads is live, unless it may be overwritten there.
         held = list(set(steps[place].touches) - set(steps[place].overwrites))
-        free = (ends > place) & ~np.isin(roots, held)
+        free = (makers < place) & (place < ends) & ~np.isin(roots, held)
         sizes = np.bincount(makers[free], nbytes[free], len(ops)).astype(np.float64)
         bound = max(bound, _knapsack(sizes, seconds, live[place] - limit))
     return bound

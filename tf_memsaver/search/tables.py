@@ -95,7 +95,7 @@ class Tables:
     """
 
     def __init__(self, problem: Problem, positions: Sequence[int]) -> None:
-        facts = Facts(problem.simulator.prepared)
+        facts = Facts(problem.simulator.prepared.in_one_pass)
         self.positions = tuple(positions)
         self.crossing = crossing(facts, positions, len(problem.graph.units))
         self.costs = Costs(problem, facts, self.crossing)
