@@ -100,6 +100,14 @@ def test_never_above_plain(strategy: str, graph: Graph):
     assert plan.peak_bytes <= plan.plain_peak_bytes
 
 
+@pytest.mark.parametrize("strategy", ["auto", "min_peak"])
+@examples
+@given(graph=graphs())
+def test_a_plan_that_gains_nothing_leaves_the_model_as_it_is(strategy: str, graph: Graph):
+    plan = solve(graph, Request(strategy=strategy))
+    assert plan.peak_bytes < plan.plain_peak_bytes or not plan.recomputed_units
+
+
 @every_planner
 @examples
 @given(data=st.data())

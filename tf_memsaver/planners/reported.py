@@ -50,7 +50,11 @@ def least_reported(problem: Problem, seconds: float = INFINITE, others: Iterable
     judge.consider(chen_greedy(problem))
     for segments in (*_ladder(problem.once(OneLevel), seconds), *others):
         judge.consider(segments)
-    return _even(problem, judge.best, seconds)
+    chosen = _even(problem, judge.best, seconds)
+    reported = problem.simulator.reported_peak
+    # What is told of a plan is the reported peak: one that gains nothing by it leaves the model as it is.
+    gains_nothing = reported(problem.store_all) <= judge.near * reported(chosen)
+    return problem.store_all if gains_nothing and not any(problem.forced) else chosen
 
 
 class _Judge:
@@ -58,7 +62,7 @@ class _Judge:
 
     def __init__(self, problem: Problem, seconds: float) -> None:
         self._simulator, self._seconds = problem.simulator, seconds
-        self._near = 1.0 if seconds == INFINITE else 1.0 + NEAR
+        self.near = 1.0 if seconds == INFINITE else 1.0 + NEAR
         self._seen: set[Segments] = set()
         self._kept: list[tuple[int, Found]] = []
 
@@ -76,7 +80,7 @@ class _Judge:
 
     @property
     def _most(self) -> float:
-        return self._near * min((peak for peak, _ in self._kept), default=INFINITE)
+        return self.near * min((peak for peak, _ in self._kept), default=INFINITE)
 
     @property
     def best(self) -> Found:
