@@ -24,6 +24,8 @@ ROW = {
 @pytest.mark.parametrize("name", examples())
 def test_an_example_trains_the_same_in_no_more_memory(name: str) -> None:
     row = compare(name)
+    if row["outcome"] == "skipped":
+        pytest.skip(row["error"])
     assert is_good(row), row
 
 

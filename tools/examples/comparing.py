@@ -12,9 +12,13 @@ import numpy as np
 
 import tools.examples
 from tf_memsaver.units import format_bytes
-from tools.shared.processes import busy_machine, in_own_process
+from tools.examples.packages import MissingPackageError
+from tools.shared.processes import busy_machine, in_own_process, in_workers
 
-_NO_EXAMPLES = ("__main__", "comparing", "data", "running")
+_NO_EXAMPLES = ("__main__", "comparing", "data", "packages", "running")
+
+_WORKERS = {"multi_worker": 2}
+"""Processes in which an example runs, if they are several."""
 
 _NOISE = 1.01
 """A peak may lie above plain's by this much: threads race, and a plan that keeps all is the plain model."""
@@ -44,14 +48,16 @@ def compare(name: str) -> dict[str, Any]:
 
     Where they differ, the plain model is trained again: some differ from themselves, by the order in which
     threads add up, and more so on a busy machine. The example is then identical to one of the plain runs, or said to
-    vary as the plain one does.
+    vary as the plain one does. One that needs a package that is not installed is skipped.
     """
     try:
-        plain, optimized = (in_own_process(train_example, name, memsaver) for memsaver in (False, True))
+        plain, optimized = (_trained(name, memsaver) for memsaver in (False, True))
         runs = [plain]
         while not any(_is_same(run, optimized) for run in runs) and len(runs) <= _PLAIN_RUNS:
             with busy_machine():
-                runs.append(in_own_process(train_example, name, False))
+                runs.append(_trained(name, False))
+    except MissingPackageError as error:
+        return {"example": name, "outcome": "skipped", "error": str(error)}
     except Exception as error:
         return {"example": name, "outcome": "failed", "error": f"{type(error).__name__}: {str(error)[:500]}"}
     return {
@@ -67,6 +73,12 @@ def compare(name: str) -> dict[str, Any]:
         "optimized_step_seconds": optimized.step_seconds,
         "optimize_seconds": optimized.optimize_seconds,
     }
+
+
+def _trained(name: str, memsaver: bool) -> Any:
+    if name in _WORKERS:
+        return in_workers(_WORKERS[name], train_example, name, memsaver)
+    return in_own_process(train_example, name, memsaver)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 BATCHES = 4
+WORDS = "a any bird blue box cat day dog garden green happy house kind mat on quick ran red sat slow song tree".split()
 
 
 def images(size: int, channels: int = 3, batch: int = 16) -> Any:
@@ -60,3 +61,19 @@ def sentences(words: int, length: int, batch: int = 16) -> Any:
     made = generator.integers(1, words, (BATCHES * batch, length), np.int64)
     made *= np.arange(length) < generator.integers(length // 2, length + 1, (BATCHES * batch, 1))
     return tf.data.Dataset.from_tensor_slices(made).shuffle(BATCHES * batch).batch(batch)
+
+
+def texts(words: int, batch: int = 16) -> Any:
+    """Return sentences as strings, in batches."""
+    return tf.data.Dataset.from_tensor_slices(_sentences(words, batch)).batch(batch)
+
+
+def labelled_texts(words: int, classes: int, batch: int = 16) -> Any:
+    """Return sentences as strings with the number of a class each, in batches."""
+    labels = np.random.default_rng(0).integers(0, classes, BATCHES * batch)
+    return tf.data.Dataset.from_tensor_slices((_sentences(words, batch), labels)).batch(batch)
+
+
+def _sentences(words: int, batch: int) -> list[str]:
+    generator = np.random.default_rng(0)
+    return [" ".join(generator.choice(WORDS, generator.integers(words // 2, words))) for _ in range(BATCHES * batch)]
