@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tf_memsaver.compat import keras_training
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 
 WIDTH = 8
@@ -395,6 +396,14 @@ def test_a_step_of_replicas_is_planned_inside_their_scope_and_outside_of_it(in_s
             trainer.distributed_step(x, y)
         found.append([each.tobytes() for each in trainer.numbers])
     assert found[0] == found[1]
+
+
+def test_the_data_of_a_step_is_what_one_replica_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras_training, "replicas_of", lambda model: 2)
+    trainer = Trainer(network())
+    assert tf_memsaver.search_plan(trainer.net, data=pairs(), step=trainer.step).batch_size == 64
+    trainer.net.compile("sgd", "mse")
+    assert tf_memsaver.search_plan(trainer.net, data=pairs()).batch_size == 32
 
 
 def test_what_does_not_fit_is_told_at_once() -> None:

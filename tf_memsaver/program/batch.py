@@ -85,7 +85,9 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
     if size is None:
         if data.batch_size is None:
             raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")
-        size = max(1, data.batch_size // keras_training.replicas_of(model))
+        # ``fit`` parts a batch among the replicas; a loop's step is given what one of them gets.
+        replicas = 1 if isinstance(model, Loop) else keras_training.replicas_of(model)
+        size = max(1, data.batch_size // replicas)
     note_batch(model, data.specs)
     return Told(model, size, data)
 
