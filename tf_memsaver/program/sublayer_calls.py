@@ -8,7 +8,7 @@ is run in segments when it is called (``sublayer_program``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
 from tf_memsaver.program.opened import OpenedCall
 from tf_memsaver.program.opening import Opener
-from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
+from tf_memsaver.program.traced_layers import Recorder, TracedLayer, numbers_in, sections_of
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
 
@@ -100,7 +100,7 @@ class SublayerCalls(ModelFunction):
         """Return the sections, with one of Python code in front of each layer and behind the last."""
         (model_call,) = self._root.children
         layers = sections_of(model_call)
-        number_of = _numbers(self._graph, layers, self.scope)
+        number_of = numbers_in(self._graph, layers, self.scope)
         pieces: list[list[OpCall]] = [[] for _ in range(2 * len(layers) + 1)]
         place = 0
         for call in calls:
@@ -131,24 +131,6 @@ class SublayerCalls(ModelFunction):
             sections.append(Section(label=layer.path, kind=kind, group=group, pinned=pinned))
         self.opened = opener.opened
         return tuple(sections)
-
-
-def _numbers(graph: Any, layers: Sequence[TracedLayer], scope: str) -> Callable[[str], int | None]:
-    """Return a function from the label of an operation to the number of the layer that it belongs to."""
-    operations = graph.get_operations()
-    owner = {
-        operation.name.removeprefix(f"{scope}/"): number
-        for number, layer in enumerate(layers)
-        for operation in operations[layer.start : layer.stop]
-    }
-
-    def number_of(label: str) -> int | None:
-        # What is inlined has the name of its call in front.
-        while label and label not in owner:
-            label = label.rpartition("/")[0]
-        return owner.get(label)
-
-    return number_of
 
 
 def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:

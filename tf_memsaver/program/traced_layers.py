@@ -103,6 +103,27 @@ class Recorder:
         return noted.outputs
 
 
+def numbers_in(graph: Any, layers: Sequence[TracedLayer], scope: str) -> Callable[[str], int | None]:
+    """Return a function from the label of an operation to the number of the layer that it belongs to.
+
+    Of layers that call others, those come later.
+    """
+    operations = graph.get_operations()
+    owner = {
+        operation.name.removeprefix(f"{scope}/"): number
+        for number, layer in enumerate(layers)
+        for operation in operations[layer.start : layer.stop]
+    }
+
+    def number_of(label: str) -> int | None:
+        # What is inlined has the name of its call in front.
+        while label and label not in owner:
+            label = label.rpartition("/")[0]
+        return owner.get(label)
+
+    return number_of
+
+
 def _with_masks(leaves: Sequence[Any]) -> list[Any]:
     masks = [keras_calls.get_keras_mask(leaf) for leaf in leaves if isinstance(leaf, tf.Tensor)]
     return [*leaves, *(mask for mask in masks if mask is not None)]
