@@ -44,6 +44,17 @@ def test_the_form():
     assert parse(GOLDEN) == graph
 
 
+def test_what_was_chosen_is_part_of_the_form():
+    graph = dataclasses.replace(parse(GOLDEN), opened=("call()", "block/attend"), note='by layers alone, "here"')
+    lines = dump(graph).splitlines()
+    assert lines[:3] == [
+        'graph "net" batch=2 device=IDEAL joined=1 note="by layers alone, \\"here\\""',
+        'opened "call()"',
+        'opened "block/attend"',
+    ]
+    assert parse(dump(graph)) == graph
+
+
 def test_comments_and_empty_lines_are_skipped():
     lines = [f"{line}  # a comment" for line in GOLDEN.splitlines()]
     assert parse("\n\n# a graph\n" + "\n".join(lines)) == parse(GOLDEN)

@@ -120,7 +120,7 @@ def spoil(*path: str | int, to: Any = None, drop: bool = False) -> Callable[[dic
         (spoil("segments", 0, "children", to="none"), r"segments\[0\].children must be a list"),
         (spoil("segments", 0, "mode", to="store"), "stores, so it cannot have children"),
         (spoil("segments", 0, "mode", to=["store"]), "mode must be one of store, recompute"),
-        (spoil("request", "granularity", to="layers"), "request.granularity must be one of layer, op"),
+        (spoil("request", "granularity", to="layers"), "request.granularity must be one of auto, layer, op"),
         (spoil("request", "strategy", to=3), "request.strategy must be a text"),
         (spoil("request", "keep", to=[None]), r"request.keep\[0\] must be a text"),
         (spoil("request", "profile", to="no"), "request.profile must be True or False"),
@@ -159,6 +159,20 @@ def test_a_plan_of_the_first_release_loads():
     del data["bound_seconds"], data["gap"], data["request"]["profile"], data["request"]["granularity"]
     plan = Plan.from_json(data)
     assert (plan.gap, plan.request.granularity, plan.segments) == (None, "layer", some_plan().segments)
+
+
+def test_a_plan_keeps_what_was_chosen():
+    plan = dataclasses.replace(some_plan(), opened=("call()", "block"), note="why")
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert str(plan).endswith("; by operations: call(), block")
+    assert str(dataclasses.replace(plan, opened=())).endswith("; why")
+    assert str(some_plan()).endswith("batch size 2)") and "operations" not in str(some_plan())
+    many = dataclasses.replace(plan, opened=("a", "b", "c", "d", "e"))
+    assert str(many).endswith("; by operations: a, b, c and 2 more")
+    # Plans of the first release know of no choice.
+    data = plan.to_json()
+    del data["opened"], data["note"]
+    assert Plan.from_json(data) == dataclasses.replace(plan, opened=(), note="")
 
 
 @pytest.mark.parametrize("path", [3, None, "", "a\0b", b"plan.json"])

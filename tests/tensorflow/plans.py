@@ -63,6 +63,7 @@ def plan_of(sequence: CallSequence, segments: Sequence[Segment], batch_size: int
         request=Request(strategy="by_hand"),
         labels=tuple(call.label for call in sequence.calls),
         signatures=sequence.signatures,
+        opened=sequence.opened,
     )
 
 

@@ -65,6 +65,8 @@ def build_graph(
         outputs=builder.output_values(),
         joined=tuple(sorted(joined)),
         device=device.kind,
+        opened=source.sequence.opened,
+        note=source.sequence.note,
     )
 
 

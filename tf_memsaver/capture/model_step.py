@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -56,18 +56,25 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
     return _capture(told.model, told.batch_size, options["granularity"], profile=options["profile"])
 
 
-def _capture(model: Any, batch_size: int, granularity: str, *, profile: bool = False) -> Graph:
+def _capture(
+    model: Any,
+    batch_size: int,
+    granularity: str,
+    opened: Collection[str] | None = None,
+    *,
+    profile: bool = False,
+) -> Graph:
     batch.batch_specs(model, batch_size)
     if not getattr(model, "compiled", False) and not isinstance(model, Loop):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
-    program = program_of(model, granularity)
+    program = program_of(model, granularity, opened)
     if isinstance(program, StepProgram):
         graph = traced_graph(HeardStep(model, batch_size, program), batch_size, profile=profile)
     else:
         graph = _graph_of_call(model, batch_size, program, profile=profile)
     program.check_units(graph.units)
     slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
-    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity)] = slim
+    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity, slim.opened)] = slim
     return graph
 
 
@@ -88,23 +95,25 @@ def _graph_of_call(model: Any, batch_size: int, program: ModelProgram, *, profil
         return traced_graph(source, batch_size, profile=profile)
 
 
-def captured_units(model: Any, *, batch_size: int, granularity: Granularity) -> Graph:
+def captured_units(model: Any, *, batch_size: int, granularity: Granularity, opened: tuple[str, ...] = ()) -> Graph:
     """Return what says how a model's step may be cut: its graph without values and operations.
+
+    ``opened`` are the layers that granularity ``"auto"`` has chosen.
 
     The model is captured if it was not, or has changed since: other layers are trained, or with other losses.
 
     Raises:
       MemsaverError: what ``capture_graph`` raises.
     """
-    found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity))
-    return _capture(model, batch_size, granularity) if found is None else found
+    found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity, opened))
+    return _capture(model, batch_size, granularity, opened) if found is None else found
 
 
-def _how(model: Any, batch_size: int, granularity: str) -> Any:
+def _how(model: Any, batch_size: int, granularity: str, opened: tuple[str, ...]) -> Any:
     """Return what of a model and a request decides how it is captured, and may change."""
     # The losses by id: they may refer to the model, which would then live for ever.
     losses = id(model.loss) if getattr(model, "compiled", False) else None
-    return granularity, tuple(batch.batch_specs(model, batch_size).leaves), settings_of(model), losses
+    return granularity, opened, tuple(batch.batch_specs(model, batch_size).leaves), settings_of(model), losses
 
 
 class UpdateError(Exception):

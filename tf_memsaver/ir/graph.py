@@ -112,7 +112,8 @@ class Graph:
     ``cuts`` are the interior candidate cuts in order of position. ``resident_bytes`` are live before, during and after
     the step: weights, optimizer slots, other state and the input batch. At the positions in ``joined`` no segment may
     end: a cut there would change the order of a floating-point sum. ``device`` is the kind that sizes and times are
-    for.
+    for. ``opened`` are the layers that were chosen to be taken apart, so that their operations are units, and ``note``
+    says why there are none, if that was no choice.
     """
 
     name: str
@@ -124,6 +125,8 @@ class Graph:
     outputs: tuple[int, ...]
     joined: tuple[int, ...] = ()
     device: str = "CPU"
+    opened: tuple[str, ...] = ()
+    note: str = ""
 
     def __post_init__(self) -> None:
         for index, value in enumerate(self.values):

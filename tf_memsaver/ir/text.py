@@ -1,7 +1,7 @@
 """A Graph as line-based text and back: for golden files, and for graphs that a person reads or writes.
 
-One line for the graph, then one for each unit, value, op and cut, and one for the outputs. Indices are implied by the
-order and written only for the reader; fields at their default are left out; ``#`` starts a comment::
+One line for the graph, then one for each opened layer, unit, value, op and cut, and one for the outputs. Indices are
+implied by the order and written only for the reader; fields at their default are left out; ``#`` starts a comment::
 
     graph "chain" batch=2 device=CPU
     unit 0 "dense" kind="Dense" signature="Dense(4)"
@@ -33,7 +33,9 @@ _LISTS = {"reads": "inputs", "writes": "outputs", "overwrites": "overwrites", "a
 def dump(graph: Graph) -> str:
     """Return the graph as text that ``parse`` reads back to an equal graph."""
     head = f"graph {_quoted(graph.name)} batch={graph.batch_size} device={graph.device}"
-    lines = [head + _list(" joined", graph.joined)]
+    note = f" note={_quoted(graph.note)}" if graph.note else ""
+    lines = [head + _list(" joined", graph.joined) + note]
+    lines += [f"opened {_quoted(layer)}" for layer in graph.opened]
     for unit in graph.units:
         line = f"unit {unit.index} {_quoted(unit.label)} kind={_quoted(unit.kind)} signature={_quoted(unit.signature)}"
         lines.append(line + (f" pinned={_quoted(unit.pinned)}" if unit.pinned else ""))
@@ -66,7 +68,7 @@ def parse(text: str) -> Graph:
 class _Reader:
     def __init__(self) -> None:
         self._head: dict[str, Any] = {}
-        self._rows: dict[str, list[Any]] = {"unit": [], "value": [], "op": [], "cut": []}
+        self._rows: dict[str, list[Any]] = {"unit": [], "value": [], "op": [], "cut": [], "opened": []}
         self._outputs: tuple[int, ...] = ()
 
     def take(self, words: list[str], fields: dict[str, str]) -> None:
@@ -79,24 +81,25 @@ class _Reader:
                 "batch_size": int(fields.pop("batch")),
                 "device": fields.pop("device"),
                 "joined": _indices(fields.pop("joined", "")),
+                "note": _unquoted(fields.pop("note", '""')),
             }
         elif word == "outputs":
             self._outputs = tuple(int(value) for value in rest)
         elif word in self._rows:
             rows = self._rows[word]
-            if word != "cut" and int(rest[0]) != len(rows):
+            if word not in ("cut", "opened") and int(rest[0]) != len(rows):
                 raise ValueError(f"{word} {rest[0]} stands at place {len(rows)}")
             rows.append(_MAKERS[word](rest, fields))
         else:
-            raise ValueError(f"a line starts with graph, unit, value, op, cut or outputs, not '{word}'")
+            raise ValueError(f"a line starts with graph, opened, unit, value, op, cut or outputs, not '{word}'")
         if fields:
             raise ValueError(f"unknown fields {', '.join(fields)}")
 
     def graph(self) -> Graph:
         if not self._head:
             raise ValueError("the text has no line that starts with 'graph'")
-        units, values, ops, cuts = (tuple(self._rows[word]) for word in ("unit", "value", "op", "cut"))
-        return Graph(**self._head, units=units, values=values, ops=ops, cuts=cuts, outputs=self._outputs)
+        units, values, ops, cuts, opened = (tuple(self._rows[word]) for word in _MAKERS)
+        return Graph(**self._head, units=units, values=values, ops=ops, cuts=cuts, outputs=self._outputs, opened=opened)
 
 
 def _unit(rest: list[str], fields: dict[str, str]) -> Unit:
@@ -139,11 +142,18 @@ def _cut(rest: list[str], fields: dict[str, str]) -> Cut:
     return Cut(position=int(position), label=_unquoted(label), live=_indices(fields.pop("live", "")))
 
 
+def _opened(rest: list[str], fields: dict[str, str]) -> str:
+    del fields
+    (layer,) = rest
+    return _unquoted(layer)
+
+
 _MAKERS: dict[str, Callable[[list[str], dict[str, str]], Any]] = {
     "unit": _unit,
     "value": _value,
     "op": _op,
     "cut": _cut,
+    "opened": _opened,
 }
 
 

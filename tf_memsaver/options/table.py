@@ -27,7 +27,7 @@ _Baseline = Literal["plain", "recompute_all", "keep_products", "chen_sqrt", "che
 Strategy = Literal[_Planner, _Baseline]
 """The planners of this package; others can be registered."""
 
-Granularity = Literal["layer", "op"]
+Granularity = Literal["auto", "layer", "op"]
 """What a unit of a graph may be."""
 
 Mode = Literal["eager", "graph", "xla"]
@@ -152,10 +152,13 @@ class Units(TypedDict, total=False):
         Granularity,
         Option(
             check=choice(*get_args(Granularity)),
-            help="what is counted and cut: layer, or op for single operations, names being theirs then",
-            more="A plan of operations may keep a matrix product and recompute the softmax after it.",
+            help="what is counted and cut: layer; op for single operations, names being theirs then; or auto, which "
+            "takes those layers apart where that pays",
+            more="A plan of operations may keep a matrix product and recompute the softmax after it. ``auto`` does so "
+            "in blocks that somebody put together, and between the layers of a ``call`` of one's own, where "
+            "``fit`` runs a graph. Layers of Keras that a model calls one after another stay whole.",
             default="layer",
-            value="layer|op",
+            value="auto|layer|op",
         ),
     ]
 

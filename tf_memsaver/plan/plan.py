@@ -15,11 +15,15 @@ from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
 from tf_memsaver.options import OPTIONS, checks, choice, number, text, whole
+from tf_memsaver.options.checks import names
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
 from tf_memsaver.plan.request import Request
 from tf_memsaver.units import format_bytes
 
 SCHEMA_VERSION = 1
+_NAMED = 3
+"""Layers that the one line about a plan names."""
+
 MOST_LEVELS = 32
 """Segments within segments that are read from a file. ``nested`` makes 7 for a chain of 128 equal units."""
 
@@ -37,6 +41,8 @@ class Plan:
     ``search.bounds.least_seconds`` for what is proven of which plans). Both are None without a budget.
 
     ``advice`` says why the plan saves little and what to try; it is empty where the plan saves 3% of the peak or more.
+    ``opened`` are the layers that granularity ``"auto"`` chose to plan by operations, ``"call()"`` being the model's
+    own code between layers; all others are whole. ``note`` says why it planned by layers alone, if it had no choice.
     """
 
     segments: tuple[Segment, ...]
@@ -54,6 +60,8 @@ class Plan:
     bound_seconds: float | None = None
     gap: float | None = None
     advice: str = ""
+    opened: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -101,6 +109,8 @@ class Plan:
             "bound_seconds": self.bound_seconds,
             "gap": self.gap,
             "advice": self.advice,
+            "opened": list(self.opened),
+            "note": self.note,
             "request": dataclasses.asdict(self.request),
             "versions": dict(self.versions),
             "fingerprint": self.fingerprint,
@@ -140,6 +150,8 @@ class Plan:
             bound_seconds=fields.get_or_none("bound_seconds", number(0.0)),
             gap=fields.get_or_none("gap", number()),
             advice=fields.get_or_none("advice", text) or "",
+            opened=fields.get_or_none("opened", names) or (),
+            note=fields.get_or_none("note", text) or "",
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(
@@ -194,12 +206,20 @@ class Plan:
 
     def __str__(self) -> str:
         segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
-        layers = "layers" if self.request.granularity == "layer" else "groups of operations"
+        by_layers = self.request.granularity == "layer" or (self.request.granularity == "auto" and not self.opened)
+        layers = "layers" if by_layers else "layers and groups of operations" if self.opened else "groups of operations"
         return (
             f"predicted peak {format_bytes(self.peak_bytes)} instead of {format_bytes(self.plain_peak_bytes)}, step "
             f"{self.step_overhead:+.1%}; {len(self.recomputed_units)} of {len(self.labels)} {layers} are recomputed, "
-            f"in {segments} segments (planner {self.planner}, batch size {self.batch_size})"
+            f"in {segments} segments (planner {self.planner}, batch size {self.batch_size}){self._chosen()}"
         )
+
+    def _chosen(self) -> str:
+        """Return what of the model was chosen to be planned by operations."""
+        if not self.opened:
+            return f"; {self.note}" if self.note else ""
+        more = f" and {len(self.opened) - _NAMED} more" if len(self.opened) > _NAMED else ""
+        return f"; by operations: {', '.join(self.opened[:_NAMED])}{more}"
 
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:

@@ -174,13 +174,20 @@ def _border(flags: Sequence[bool], position: int) -> bool:
     return flags[position - 1] != flags[position]
 
 
+def _names(label: str) -> tuple[str, str, str]:
+    """Return what a person may call something with a label."""
+    return label, label.split("#")[0], label.rsplit("/", 1)[-1].split("#")[0]
+
+
 def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ...]:
     """Return, for each unit, whether one of the patterns names it (label or last part of the label)."""
     flags = [False] * len(graph.units)
     for pattern in patterns:
         found = False
         for unit in graph.units:
-            names = (unit.label, unit.label.split("#")[0], unit.label.rsplit("/", 1)[-1].split("#")[0])
+            # What is named may be a layer that was taken apart.
+            around = [layer for layer in graph.opened if unit.label.startswith(f"{layer}/")]
+            names = [name for label in (unit.label, *around) for name in _names(label)]
             if any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 flags[unit.index] = found = True
         if not found:

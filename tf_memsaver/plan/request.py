@@ -25,7 +25,8 @@ class Request:
     peak, until a plan is made for it: its request has both; ``max_overhead`` bounds the extra predicted step time as
     a share of the plain step. Hints are names or ``fnmatch`` patterns of layers: ``keep`` layers are never replayed,
     ``recompute`` layers always are, and where ``candidates`` are given, segments end only after them.
-    ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``) or a few operations (``"op"``).
+    ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``), a few operations (``"op"``), or
+    either, as it pays for each layer (``"auto"``).
     ``profile`` says that times were to be measured on the device at hand, operation by operation.
     ``order`` says that the step is to run in the planned order.
     """
@@ -87,4 +88,6 @@ class Request:
         if unknown:
             raise malformed(fields.place, f"has a field {shown(unknown[0])} that this version does not know")
         checks = {name: _OWN_CHECKS.get(name) or OPTIONS[name].check for name in fields.names()}
-        return cls(**{name: fields.get(name, check) for name, check in checks.items() if name in fields})
+        found = {name: fields.get(name, check) for name, check in checks.items() if name in fields}
+        # Plans of before there was a choice are by layers.
+        return cls(**{"granularity": "layer", **found})

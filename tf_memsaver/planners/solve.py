@@ -130,6 +130,8 @@ def _plan(
         signatures=graph.signatures,
         versions=tuple(sorted(dict(versions).items())),
         bound_seconds=bound,
+        opened=graph.opened,
+        note=graph.note,
         gap=None if bound is None else (1 + overhead) / (1 + problem.overhead(bound)) - 1,
     )
 

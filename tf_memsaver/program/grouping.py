@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -41,23 +41,31 @@ def assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
     return [*reversed(kept), *reversed(last)]
 
 
-def grouped(calls: Sequence[OpCall], outputs: Iterable[int], early: frozenset[int]) -> tuple[GroupCall, ...]:
+def grouped(
+    calls: Sequence[OpCall],
+    outputs: Iterable[int],
+    early: frozenset[int],
+    together: Sequence[Hashable] = (),
+) -> tuple[GroupCall, ...]:
     """Group consecutive calls: up to the next that makes a large tensor; a pinned one stands alone.
 
     A function that has a gradient of its own stays in one group, with the gradient, and so does what makes and reads a
     list of tensors: gradients of lists pass no boundary. ``early`` are the slots that are filled before all calls.
+    Consecutive calls with the same key in ``together``, where there is one for each call, stay together, too.
     """
     ends = [place for place, call in enumerate(calls) if call.gradient is not None]
     bodies = custom_gradient_bodies([call.inputs for call in calls], [call.outputs for call in calls], ends)
     inside = {place for body, end in zip(bodies, ends, strict=True) for place in range(min(body, default=end), end)}
     inside.update(_between_lists(calls))
+    inside.update(place for place, whole in enumerate(together[:-1]) if whole == together[place + 1])
     groups: list[list[OpCall]] = []
     open_group = False
     for place, call in enumerate(calls):
         if place - 1 not in inside and (call.pinned or not open_group):
             groups.append([])
         groups[-1].append(call)
-        open_group = place in inside or not (call.pinned or _makes_large(call))
+        ends_whole = bool(together) and any(map(_makes_large, groups[-1]))
+        open_group = place in inside or not (call.pinned or ends_whole or _makes_large(call))
     return group_calls(groups, outputs, early)
 
 

@@ -10,9 +10,10 @@ subclass of ``program.ModelProgram``, and an entry here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from tf_memsaver.program.block_program import chosen_program
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.model_function import check_no_plan_inside, settings_of
@@ -48,15 +49,21 @@ def kind_of(model: Any, granularity: str) -> Kind:
     return next(kind for kind in KINDS if kind.granularity == granularity and kind.holds(model))
 
 
-def program_of(model: Any, granularity: str) -> ModelProgram | StepProgram:
+def program_of(model: Any, granularity: str, opened: Collection[str] | None = None) -> ModelProgram | StepProgram:
     """Return ``model``, which is only read, as a program.
+
+    With granularity ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays.
 
     Raises:
       UnsupportedModelError: its inputs are not known, its call or step cannot be traced, or no plan can be made for it.
     """
     if is_planned_as_a_step(model):
-        make = functools.partial(StepProgram, model, functools.partial(_call_program, granularity))
+        # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
+        of_networks = "layer" if granularity == "auto" else granularity
+        make = functools.partial(StepProgram, model, functools.partial(_call_program, of_networks))
         return model.once((granularity, *settings_of(model)), make) if isinstance(model, Loop) else make()
+    if granularity == "auto":
+        return chosen_program(model, opened, functools.partial(_call_program, "layer"))
     return _call_program(granularity, model)
 
 

@@ -61,6 +61,10 @@ class ModelFunction:
         self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group, frozen=frozen)
         release(concrete.graph)
 
+    def again(self, model: Any, arguments: Mapping[str, Any]) -> ModelFunction:
+        """Return the call with other arguments or settings, cut as this one is."""
+        return ModelFunction(model, arguments)
+
     def specs(self, model: Any) -> list[tf.TensorSpec]:
         """Return the specs of the flat inputs that the call is traced with."""
         functional = keras_models.inner_functional(model)

@@ -21,7 +21,7 @@ from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.grouping import assignments_last, group_calls
 from tf_memsaver.program.model_function import ModelFunction
-from tf_memsaver.program.op_calls import OpCall
+from tf_memsaver.program.op_calls import GroupCall, OpCall
 
 
 class MovedCuts(ModelFunction):
@@ -35,7 +35,7 @@ class MovedCuts(ModelFunction):
         shapes: Sequence[tf.TensorShape] | None = None,
     ) -> None:
         """Trace ``model``, which is only read, for flat inputs of these shapes (or with a free batch dimension)."""
-        self._planned = [call.label for call in planned.calls]
+        self._planned = [call.end for call in planned.calls if isinstance(call, GroupCall)]
         self._shapes = shapes
         self._places = [0]
         super().__init__(model, arguments)

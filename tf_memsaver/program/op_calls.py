@@ -189,6 +189,7 @@ class GroupCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     signature: str
+    name: str = ""
 
     @property
     def operation(self) -> Any:
@@ -197,6 +198,11 @@ class GroupCall:
 
     @property
     def label(self) -> str:
+        """The name that it was given, or that of the last operation."""
+        return self.name or self.end
+
+    @property
+    def end(self) -> str:
         """The name of the last operation."""
         return self.members[-1].label
 

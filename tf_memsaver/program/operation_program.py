@@ -23,13 +23,13 @@ from tf_memsaver.program.signature import usual_arguments
 class OperationProgram(TracedProgram):
     """The operations of a model's training call."""
 
-    def __init__(self, model: Any) -> None:
-        """Trace ``model``.
+    def __init__(self, model: Any, function: ModelFunction | None = None) -> None:
+        """Trace ``model``, or take what it was traced as.
 
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
-        super().__init__(model, ModelFunction(model))
+        super().__init__(model, ModelFunction(model) if function is None else function)
 
     def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
         """Return the call that runs operations in segments, in place of the model's code."""
@@ -69,6 +69,7 @@ class _OperationsInSegments:
         self._planned: dict[Any, _Segmented | None] = {}
         self._known: dict[Any, _Segmented] = {}
         self._said: set[str] = set()
+        self._function = function
         self._sequence = function.calls.sequence
         self._planned[self._key(function.arguments)] = self._segmented(function)
 
@@ -82,7 +83,7 @@ class _OperationsInSegments:
         """Return the call for these arguments, with a free batch dimension; None if the plan does not fit it."""
         key = self._key(arguments)
         if key not in self._planned:
-            function = ModelFunction(self._model, arguments)
+            function = self._function.again(self._model, arguments)
             sequence = function.calls.sequence
             try:
                 self._plan.check_matches(sequence.signatures, sequence.labels)

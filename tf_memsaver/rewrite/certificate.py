@@ -36,7 +36,8 @@ def certify(model: Any, plan: Plan, copy: Callable[[], Any]) -> None:
 
 def _certify(model: Any, plan: Plan) -> None:
     try:
-        graph = captured_units(model, batch_size=plan.batch_size, granularity=plan.request.granularity)
+        granularity = plan.request.granularity
+        graph = captured_units(model, batch_size=plan.batch_size, granularity=granularity, opened=plan.opened)
     except Exception as error:
         kind = "" if isinstance(error, MemsaverError) else f"{type(error).__name__}: "
         text = str(error).strip()

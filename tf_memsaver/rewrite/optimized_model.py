@@ -122,7 +122,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
 def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
     check_model(model, needs_call=not is_planned_as_a_step(model))
-    training_call = program_of(model, plan.request.granularity).training_call(plan, in_segments(plan))
+    training_call = program_of(model, plan.request.granularity, plan.opened).training_call(plan, in_segments(plan))
     if isinstance(model, Loop):
         assert isinstance(training_call, StepInSegments)
         parts = [(network, training_call.of_network(network)) for network in model.networks]

@@ -1,0 +1,218 @@
+"""Plans that cut inside some layers and between others: ``granularity="auto"``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tests.tensorflow.plans import optimized_between_cuts
+from tf_memsaver.errors import HintError
+from tf_memsaver.plan.plan import Plan
+from tools.shared.models import small as models
+from tools.shared.training import assert_trains_alike
+
+WIDTH, LENGTH = 16, 24
+
+
+class Attention(layers.Layer):
+    """Attention, and a projection, that somebody put together."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attend = layers.MultiHeadAttention(2, WIDTH // 2, name="attend")
+        self.drop = layers.Dropout(0.1, name="drop")
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.drop(self.attend(x, x), training=training)
+
+
+class Residual(keras.Model):
+    """Blocks with the sums around them in ``call``."""
+
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__()
+        self.attentions = [Attention(name=f"attention_{n}") for n in range(blocks)]
+        self.wide = [layers.Dense(2 * WIDTH, activation="gelu", name=f"wide_{n}") for n in range(blocks)]
+        self.narrow = [layers.Dense(WIDTH, name=f"narrow_{n}") for n in range(blocks)]
+        self.out = layers.Dense(3, name="out")
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        for attention, wide, narrow in zip(self.attentions, self.wide, self.narrow, strict=True):
+            x = x + attention(x, training=training)
+            x = x + narrow(wide(x))
+        return self.out(x)
+
+
+def residual() -> Any:
+    """Return a model with a ``call`` of its own, compiled."""
+    model = Residual()
+    model(np.zeros((2, LENGTH, WIDTH), np.float32))
+    model.compile("adam", "mse")
+    return model
+
+
+def functional() -> Any:
+    """Return a Functional model, one of whose layers somebody put together."""
+    inputs = keras.Input((LENGTH, WIDTH))
+    x = layers.Dense(WIDTH, activation="gelu", name="before")(inputs)
+    for number in range(2):
+        x = layers.Add()([x, Attention(name=f"attention_{number}")(x)])
+    model = keras.Model(inputs, layers.Dense(3, activation="relu", name="out")(x))
+    model.compile("adam", "mse")
+    return model
+
+
+def data(batch_size: int = 8) -> Any:
+    numbers = np.random.default_rng(0)
+    x = numbers.standard_normal((2 * batch_size + 3, LENGTH, WIDTH)).astype(np.float32)
+    y = numbers.standard_normal((len(x), LENGTH, 3)).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+
+
+def fitted(build: Callable[[], Any], **options: Any) -> tuple[list[float], list[Any], Any]:
+    """Return the losses of some steps of ``fit``, all variables behind them, and the model; plain without options."""
+    keras.utils.set_random_seed(0)
+    model = build()
+    if options:
+        model = tf_memsaver.optimize(model, data=data(), **options)
+    losses = model.fit(data(), epochs=3, shuffle=False, verbose=0).history["loss"]
+    return losses, [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)], model
+
+
+@pytest.mark.parametrize("build", [residual, functional])
+def test_fit_has_the_bits_of_the_plain_step(build: Callable[[], Any]) -> None:
+    losses, variables, _ = fitted(build)
+    found, its, model = fitted(build, granularity="auto", strategy="min_peak")
+    assert found == losses
+    assert all(np.array_equal(a, b) for a, b in zip(variables, its, strict=True))
+    assert model.memsaver_plan.opened and model.memsaver_plan.recomputed
+
+
+@pytest.mark.parametrize("build", [residual, functional])
+@pytest.mark.parametrize("free_batch", [True, False], ids=["free", "known"])
+def test_segments_between_all_cuts_train_alike(build: Callable[[], Any], free_batch: bool) -> None:
+    keras.utils.set_random_seed(0)
+    model = build()
+    tf_memsaver.trace(model, data=data())  # what the model is called with is remembered
+    optimized = optimized_between_cuts(model, length=1, granularity="auto")
+    assert optimized.memsaver_plan.opened
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=free_batch)
+
+
+def test_what_a_call_computes_between_layers_is_planned() -> None:
+    model = residual()
+    by_layers = tf_memsaver.trace(model, data=data(), granularity="layer").plan(strategy="min_peak")
+    traced = tf_memsaver.trace(model, data=data(), granularity="auto")
+    plan = traced.plan(strategy="min_peak")
+    assert plan.opened[0] == "call()" and not by_layers.opened
+    sums = {unit.label for unit in traced.graph.units if unit.kind == "AddV2" and "/" not in unit.label}
+    assert len(sums) == 4
+    assert sums.intersection(plan.recomputed)
+    assert plan.peak_bytes < by_layers.peak_bytes
+
+
+def test_layers_are_opened_where_that_pays_and_stay_whole_elsewhere() -> None:
+    graph = tf_memsaver.capture_graph(functional(), batch_size=4, granularity="auto")
+    labels = [unit.label for unit in graph.units]
+    assert {"attention_0", "attention_0/attend", "before"} <= set(graph.opened)
+    assert "out" not in graph.opened and "attention_0/drop" not in graph.opened
+    assert labels.count("out") == labels.count("attention_0/attend/query") == labels.count("attention_0/drop") == 1
+    assert not any(label.startswith(("out/", "attention_0/drop/", "attention_0/attend/query/")) for label in labels)
+    operations = tf_memsaver.capture_graph(functional(), batch_size=4, granularity="op")
+    assert len(graph.units) < len(operations.units) / 2
+
+
+@pytest.mark.parametrize("build", [models.chain, models.unet, models.small_vit], ids=lambda build: build.__name__)
+def test_layers_of_keras_are_planned_as_layers(build: Callable[[], Any]) -> None:
+    model = build()
+    model.compile("adam", "mse")
+    graph = tf_memsaver.capture_graph(model, batch_size=4, granularity="auto")
+    assert graph == tf_memsaver.capture_graph(model, batch_size=4, granularity="layer")
+    assert graph.opened == () and graph.note == ""
+
+
+class OwnStep(Residual):
+    """A model that says itself what a step does."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def under_a_strategy() -> Any:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        return functional()
+
+
+def compiled_with(**options: Any) -> Any:
+    model = functional()
+    model.compile("adam", "mse", **options)
+    return model
+
+
+def not_compiled() -> Any:
+    model = functional()
+    return keras.Model(model.input, model.output)
+
+
+def with_an_own_step() -> Any:
+    model = OwnStep()
+    model(np.zeros((2, LENGTH, WIDTH), np.float32))
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (not_compiled, "not compiled"),
+        (lambda: compiled_with(run_eagerly=True), "eager"),
+        (lambda: compiled_with(jit_compile=True), "XLA"),
+        (under_a_strategy, "strategy"),
+        (with_an_own_step, "train_step"),
+    ],
+)
+def test_layers_are_whole_where_operations_would_not_do_and_the_plan_says_why(build: Any, reason: str) -> None:
+    model = build()
+    spec = tf.TensorSpec((None, LENGTH, WIDTH)) if isinstance(model, Residual) else None
+    plan = tf_memsaver.search_plan(model, batch_size=4, granularity="auto", inputs=spec)
+    assert plan.opened == ()
+    assert reason in plan.note and reason in str(plan)
+    assert plan.labels == tf_memsaver.search_plan(model, batch_size=4, granularity="layer").labels
+
+
+def test_a_plan_says_what_it_chose_and_is_read_back(tmp_path: Any) -> None:
+    model = functional()
+    plan = tf_memsaver.search_plan(model, data=data(), granularity="auto", strategy="min_peak")
+    assert "; by operations: before, attention_0, attention_0/attend and 2 more" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    assert tf_memsaver.apply_plan(functional(), loaded).memsaver_plan == plan
+    # The plan has been made, so that what would speak against it for a new one does not matter.
+    assert tf_memsaver.apply_plan(not_compiled(), loaded).memsaver_plan == plan
+
+
+def test_hints_name_layers_that_were_taken_apart() -> None:
+    traced = tf_memsaver.trace(functional(), data=data(), granularity="auto")
+    kept = traced.plan(strategy="min_peak", keep="attention_0")
+    free = traced.plan(strategy="min_peak")
+    inside = [label for label in free.labels if label.startswith("attention_0/")]
+    assert set(inside).intersection(free.recomputed)
+    assert not set(inside).intersection(kept.recomputed)
+    with pytest.raises(HintError):
+        traced.plan(keep="attention_9")
+
+
+def test_frozen_layers_are_cut_alike() -> None:
+    keras.utils.set_random_seed(0)
+    model = functional()
+    optimized = optimized_between_cuts(model, granularity="auto")
+    model.get_layer("before").trainable = False
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)

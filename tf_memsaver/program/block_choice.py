@@ -1,0 +1,77 @@
+"""Which layers of a traced call are worth being taken apart, as far as their operations tell.
+
+To replay a layer as a whole is as good as to cut inside, unless it makes something dear (a product) and, beside it,
+values that its own gradients read: then a plan may keep the product and make the values anew, or the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import keras
+
+from tf_memsaver.compat import keras_models
+from tf_memsaver.cost import rules
+from tf_memsaver.parity.grappler import READS_INPUT, READS_OTHER_INPUTS, READS_OUTPUT
+from tf_memsaver.program.op_calls import OpCall
+from tf_memsaver.program.traced_layers import TracedLayer
+
+_PASSED_ON = rules.VIEWS | {"Cast", "Transpose"}
+"""Operations whose result stands for what they are given: to keep the one is to keep the other."""
+
+_READ = READS_INPUT | READS_OTHER_INPUTS
+
+
+class OperationsOfLayers:
+    """The operations of the calls of layers in a trace, those of the layers that they call among them."""
+
+    def __init__(self, calls: Sequence[OpCall], owners: Sequence[TracedLayer]) -> None:
+        """Take the operations, and the innermost call of a layer that each is part of."""
+        self._own: dict[int, list[OpCall]] = {}
+        for call, owner in zip(calls, owners, strict=True):
+            self._own.setdefault(id(owner), []).append(call)
+
+    def opened(self, root: TracedLayer) -> Iterator[TracedLayer]:
+        """Yield the calls below ``root`` that are worth being taken apart."""
+        for child in root.children:
+            if _gains_inside(list(self._of(child))):
+                yield child
+                yield from self.opened(child)
+
+    def _of(self, layer: TracedLayer) -> Iterator[OpCall]:
+        yield from self._own.get(id(layer), ())
+        for child in layer.children:
+            yield from self._of(child)
+
+
+def is_of_somebody(layer: TracedLayer) -> bool:
+    """Whether a layer is no single layer of Keras's own: what is in it was put together by somebody."""
+    return not keras_models.is_built_in(layer.layer) or isinstance(layer.layer, keras.Model)
+
+
+def _gains_inside(calls: Sequence[OpCall]) -> bool:
+    """Whether operations make a product and, inside, values that their gradients read."""
+    if not any(call.operation.type in rules.MATRIX_OPS for call in calls):
+        return False
+    source = _sources(calls)
+    read_inside = {source[slot] for call in calls for slot in call.reads if slot in source}
+    for call in calls:
+        kind = call.operation.type
+        if kind in _READ and any(source.get(slot) is not None for slot in call.reads):
+            return True
+        if kind in READS_OUTPUT and not read_inside.isdisjoint(call.outputs):
+            return True
+    return False
+
+
+def _sources(calls: Sequence[OpCall]) -> Mapping[int, int | None]:
+    """Return, for the slots of floats that operations make, which each stands for; None for one from outside of them.
+
+    Sizes have no gradient.
+    """
+    source: dict[int, int | None] = {}
+    for call in calls:
+        passed_on = call.operation.type in _PASSED_ON and bool(call.reads)
+        for slot in call.differentiable:
+            source[slot] = source.get(call.reads[0]) if passed_on else slot
+    return source
