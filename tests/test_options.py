@@ -198,7 +198,7 @@ def test_a_verb_shows_its_options() -> None:
 
 def test_a_request_checks_its_fields() -> None:
     assert Request(budget_bytes=np.int64(7), keep=["a"]).checked() == Request(budget_bytes=7, keep=("a",))  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="granularity must be one of layer, op, got 'layers'"):
+    with pytest.raises(InvalidRequestError, match="granularity must be one of auto, layer, op, got 'layers'"):
         Request(granularity="layers").checked()
 
 
@@ -219,7 +219,7 @@ resnet50 --batch_size=4 --max_overhead=nan      | max_overhead must be a finite 
 resnet50 --batch_size=4 --max_overhead=-1       | max_overhead must be a finite number of 0 or more
 resnet50 --batch_size=4 --strategy=magic        | there is no strategy 'magic'
 resnet50 --batch_size=4 --strategy=             | strategy must be a text that is not empty
-resnet50 --batch_size=4 --granularity=layers    | granularity must be one of layer, op
+resnet50 --batch_size=4 --granularity=layers    | granularity must be one of auto, layer, op
 resnet50 --batch_size=4 --keep=\udc80           | keep[0] must be a text of valid Unicode
 resnet50 --batch_size=4 --mode=fast             | mode must be one of eager, graph, xla
 resnet50 --batch_size=4 --steps=0               | steps must be a whole number of 1 or more
