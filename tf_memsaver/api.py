@@ -359,7 +359,8 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
         if measured.peak_bytes <= wanted:
             return replace(found, measured_peak_bytes=measured.peak_bytes)
         logging.info("tf_memsaver: a batch of %d took %s", found.batch_size, format_bytes(measured.peak_bytes))
-        request = replace(request, budget_bytes=max(1, request.budget_bytes - measured.peak_bytes + wanted))
+        less = max(measured.peak_bytes - wanted, wanted // 100)
+        request = replace(request, budget_bytes=max(1, request.budget_bytes - less))
 
 
 def _part(options: Mapping[str, Any], group: Any) -> dict[str, Any]:

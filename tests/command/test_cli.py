@@ -111,7 +111,7 @@ def test_help_of_a_command_lists_its_flags(run: Any, name: str) -> None:
         (("plan", "x", "--budgget=1GiB"), "Unknown command line flag 'budgget'"),
         (("plan", "x", "--batch_size=0"), "batch_size must be a whole number from 1"),
         (("estimate", "x", "--budget=1GiB"), "Unknown command line flag 'budget'"),
-        (("measure", "x", "--mode=fast"), "mode must be one of eager, graph, xla, got 'fast'"),
+        (("measure", "x", "--mode=fast"), "mode must be one of fit, eager, graph, xla, got 'fast'"),
     ],
 )
 def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...], expected: str) -> None:
@@ -293,6 +293,17 @@ def test_curve_lists_plans_from_plain_to_the_least_peak(run: Any) -> None:
     assert [plan.peak_bytes for plan in plans] == sorted((plan.peak_bytes for plan in plans), reverse=True)
     code, out, _ = run("curve", *SMALL)
     assert code == 0 and "recomputed layers" in out and "100%" in out
+
+
+def test_the_largest_batch_and_its_plan(run: Any) -> None:
+    arguments = ("max-batch", SMALL[0], "--budget=4MiB", "--predict_only")
+    code, out, _ = run(*arguments, "--format=json", "--output=plan.json")
+    found = json.loads(out)
+    assert code == 0 and found["plain_batch_size"] < found["batch_size"] == Plan.load("plan.json").batch_size
+    code, out, _ = run(*arguments)
+    assert code == 0 and f"largest batch {found['batch_size']}" in out and "samples a second" in out
+    code, out, err = run("max-batch", SMALL[0], "--budget=1KiB", "--predict_only")
+    assert code == 1 and not out and "no plan fits" in the_line(err)
 
 
 def test_optimize_writes_model_saved_model_and_plan(run: Any) -> None:
