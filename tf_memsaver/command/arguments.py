@@ -146,7 +146,7 @@ def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
         return
     # An optimized model in a file brings its plan, and that its batch size.
     brings_a_plan = kind is SourceKind.FILE and not given and command in ("optimize", "verify", "measure")
-    if flags.batch_size is None and flags.data is None and not brings_a_plan:
+    if flags.batch_size is None and flags.data is None and not brings_a_plan and command != "max-batch":
         raise InvalidRequestError("give --batch_size, or --data, which tells it: bytes depend on it.")
 
 
