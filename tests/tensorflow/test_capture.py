@@ -14,6 +14,9 @@ from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.measure import measure
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.judge.schedule import scheduled
+from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.program.batch import synthetic_batch
 from tools.shared.models import small as models
 
@@ -206,3 +209,20 @@ def test_integers_have_no_gradient(granularity: str, compiled: bool) -> None:
         capture_graph(model, batch_size=4, granularity=granularity)
     with pytest.raises(UnsupportedModelError, match="no weight of 'classes' gets a gradient"):
         measure(model, batch_size=4, isolate=False)
+
+
+def test_noise_reads_the_shape_of_what_it_is_for() -> None:
+    x = inputs = keras.Input((64,))
+    x = layers.Dense(128, name="wide")(x)
+    model = keras.Model(inputs, layers.Dense(4)(layers.Dropout(0.5)(x)))
+    graph = capture_graph(model, batch_size=16)
+    read = [graph.values[graph.roots[value]].name for op in graph.ops for value in op.shapes]
+    assert len(read) == 1 and "/wide" in read[0]
+    # A replay of the mask alone makes that tensor, or keeps it.
+    simulator = Simulator(graph)
+    apart = [Segment(start=unit, stop=unit + 1, mode=SegmentMode.STORE) for unit in range(len(graph.units))]
+    dropout = next(unit.index for unit in graph.units if unit.kind == "Dropout")
+    apart[dropout] = Segment(start=dropout, stop=dropout + 1, mode=SegmentMode.RECOMPUTE)
+    steps = scheduled(simulator.prepared, apart).steps
+    gates = [graph.values[step.touches[0]].name for step in steps if step.op < 0]
+    assert read[0] in gates

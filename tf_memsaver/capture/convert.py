@@ -19,7 +19,7 @@ from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import free_dimension_is
-from tf_memsaver.tfgraph.operations import costs_of, spec_of, tensor_bytes
+from tf_memsaver.tfgraph.operations import costs_of, shaped_like, spec_of, tensor_bytes
 
 TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""
@@ -214,6 +214,7 @@ class _Builder:
             flops, matrix_flops, workspace = costs_of(operation, spec, self._step.graph)
             by_place = [self._value_of.get(id(t)) for t in operation.inputs]
             overwrites = tuple(v for v in (by_place[p] for p in rules.overwritable_inputs(spec)) if v is not None)
+        like = shaped_like(operation) if phase is Phase.FORWARD else None
         return Op(
             index=index,
             name=operation.name,
@@ -227,6 +228,7 @@ class _Builder:
             seconds=self._device.seconds(matrix_flops, moved, reduces=operation.type in rules.REDUCTIONS),
             workspace_bytes=workspace,
             overwrites=overwrites,
+            shapes=(self._value_of[id(like)],) if id(like) in self._value_of else (),
         )
 
 

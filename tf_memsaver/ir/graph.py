@@ -56,7 +56,9 @@ class Op:
     ``unit`` is the 0-based unit for forward ops of a unit and for the backward ops that belong to its gradient;
     ``None`` for what lies outside all units (input conversion, loss, optimizer). ``overwrites`` lists the inputs whose
     buffer an output may take over when nobody else reads it; ``after`` the ops that it waits for beside those that make
-    its inputs (control dependencies, and ops too small to be listed).
+    its inputs (control dependencies, and ops too small to be listed). ``shapes`` are values that it looks at for their
+    shape alone: they are not kept for it, but a replay of it makes them again, since the size of a batch is known only
+    as a step runs.
     """
 
     index: int
@@ -72,6 +74,7 @@ class Op:
     workspace_bytes: int = 0
     overwrites: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    shapes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
