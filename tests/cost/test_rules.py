@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -53,6 +54,14 @@ def test_views_and_readers_of_shapes_move_nothing():
 def test_a_result_takes_over_an_input_of_its_size():
     assert overwritable_inputs(spec("AddV2", [(4,), (1,)], (4,))) == (0,)
     assert overwritable_inputs(spec("MatMul", [(4, 4), (4, 4)], (4, 4))) == ()
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "SparseSoftmax"])
+def test_the_gradient_of_a_loss_takes_over_the_logits(kind: str):
+    # Not the labels, though they may be of the same size.
+    loss = spec(f"{kind}CrossEntropyWithLogits", [(4, 9), (4, 9)], (4,))
+    loss = dataclasses.replace(loss, output_shapes=((4,), (4, 9)), output_bytes=(16, 144))
+    assert overwritable_inputs(loss) == (0,)
 
 
 def test_the_filter_gradient_of_a_grouped_convolution_takes_dense_scratch_where_xla_compiles_it():

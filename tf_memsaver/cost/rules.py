@@ -66,10 +66,14 @@ _BINARY = frozenset(
 )
 _OTHER_OVERWRITING = frozenset({"AddN", "SelectV2", "Softmax", "LogSoftmax", "ClipByValue"})
 _OVERWRITING = _UNARY | _BINARY | _OTHER_OVERWRITING
+_LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
+"""Their second output, the gradient, takes over the logits (kernels/xent_op.cc, sparse_xent_op.cc, TensorFlow 2.21)."""
 
 
 def overwritable_inputs(spec: OpSpec) -> tuple[int, ...]:
-    """Return the places of the inputs whose buffer the first output may take over (same bytes)."""
+    """Return the places of the inputs whose buffer an output may take over (same bytes): the first one, as a rule."""
+    if spec.type in _LOSSES:
+        return (0,) if spec.input_bytes[0] == spec.output_bytes[1] else ()
     if spec.type not in _OVERWRITING or not spec.output_bytes:
         return ()
     return tuple(place for place, nbytes in enumerate(spec.input_bytes) if nbytes == spec.output_bytes[0])
