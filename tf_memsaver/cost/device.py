@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+POOL_SHARE = 0.25
+"""What TensorFlow's allocator takes on top of the buffers of a step that runs in order, as a share of these.
+
+``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, 2.21) hands out a free chunk whole unless the rest is
+at least as large as the request, or 128 MiB: so a buffer takes up to twice its bytes, by chance. The share is from the
+largest of twenty steps of ``fit`` of thirteen models on a CPU (docs/figures.md). A GPU has the same allocator.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -16,13 +24,15 @@ class Device:
     ``threads`` run ops at once (0: in the order of the schedule, on an allocator without holes); ops of up to
     ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``judge.executor``). ``granularity``
     is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see
-    ``judge.allocator``), which grows by regions if ``pool_grows``.
+    ``judge.allocator``), which grows by regions if ``pool_grows``. ``pool_share`` is what that pool takes on top of a
+    step's buffers, as a share of these.
     """
 
     kind: str
     granularity: int
     pooled_from: int
     pool_grows: bool
+    pool_share: float
     threads: int
     cheap_seconds: float
     flops_per_second: float
@@ -33,6 +43,10 @@ class Device:
     def rounded(self, nbytes: int) -> int:
         """Return ``nbytes`` as the device's allocator counts them."""
         return -(-nbytes // self.granularity) * self.granularity
+
+    def pooled(self, nbytes: int) -> int:
+        """Return what a buffer of ``nbytes`` takes, as a rule: with the share that its pool adds if it has one."""
+        return nbytes if nbytes < self.pooled_from else round(nbytes * (1 + self.pool_share))
 
     def seconds(self, matrix_flops: int, bytes_moved: int, *, reduces: bool = False) -> float:
         """Return the predicted seconds of one run of an op: what is slower of arithmetic and memory, and the launch.
@@ -50,6 +64,7 @@ CPU = Device(
     granularity=64,
     pooled_from=256 << 10,
     pool_grows=True,
+    pool_share=POOL_SHARE,
     threads=2,
     cheap_seconds=3e-6,
     flops_per_second=1.2e11,
@@ -69,6 +84,7 @@ GPU = Device(
     granularity=256,
     pooled_from=1,
     pool_grows=False,
+    pool_share=POOL_SHARE,
     threads=1,
     cheap_seconds=float("inf"),
     flops_per_second=1.5e13,
@@ -85,6 +101,7 @@ IDEAL = Device(
     granularity=1,
     pooled_from=1,
     pool_grows=False,
+    pool_share=0.0,
     threads=0,
     cheap_seconds=0.0,
     flops_per_second=1.0,

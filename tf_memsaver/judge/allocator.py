@@ -146,10 +146,6 @@ class AllocatorLedger:
         if scratch is not None:
             self._allocator.free(scratch)
 
-    def use_workspace(self, nbytes: int) -> None:
-        """A step takes scratch memory and gives it back before the next one starts."""
-        self.give_scratch(self.take_scratch(nbytes))
-
     def _note_peak(self) -> None:
         self.peak_bytes = max(self.peak_bytes, self._now() + self._offset)
 

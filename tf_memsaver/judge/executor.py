@@ -1,17 +1,18 @@
-"""TensorFlow's executor, as far as it decides which tensors are live at once.
+"""TensorFlow's executor, as far as it decides which tensors of a plain step are live at once.
 
-The order of a schedule is one of many. ``ExecutorState`` (tensorflow/core/common_runtime/executor.cc, 2.21) runs an op
-as soon as all it waits for is done: of the ops that one op makes ready, a thread runs the cheap ones itself, in order,
-and the last of the expensive ones, and puts the other expensive ones on its own queue, from which idle threads steal
-the oldest. So while one thread runs a convolution, others run ahead wherever the graph lets them, and the peak depends
-on how long each op takes. ``run`` plays one step by given times.
+Plans are held to their order, and are walked. The plain step is not: the order of its schedule is one of many.
+``ExecutorState`` (tensorflow/core/common_runtime/executor.cc, 2.21) runs an op as soon as all it waits for is done: of
+the ops that one op makes ready, a thread runs the cheap ones itself, in order, and the last of the expensive ones, and
+puts the other expensive ones on its own queue, from which idle threads steal the oldest. So while one thread runs a
+convolution, others run ahead wherever the graph lets them, and the peak depends on how long each op takes. ``run``
+plays one step by given times.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.allocator import AllocatorLedger
@@ -23,21 +24,11 @@ class Dependencies:
     """What each step of a schedule waits for, and what waits for it."""
 
     def __init__(self, schedule: Schedule, graph: Graph) -> None:
-        """Read them off: by data, by the ops' ``after``, and the order of replays (``parity.gates``, ``order``)."""
-        steps, is_forward = schedule.steps, schedule.is_forward
-        readers: dict[int, list[int]] = {}
-        for place, step in enumerate(steps):
-            for buffer in step.touches:
-                readers.setdefault(buffer, []).append(place)
+        """Read them off, by data and by the ops' ``after``; the schedule is of a step that replays nothing."""
+        steps = schedule.steps
         waits = _waits_by_data(steps)
-        _add_waits_by_order(waits, steps, graph, is_forward)
-        for start, stop in schedule.replays:
-            _add_waits_by_gate(waits, steps, readers, range(start, stop), is_forward)
-        for start, stop in schedule.in_turn:
-            over = max((end for _, end in schedule.replays if end <= start), default=0)
-            for place in range(start, stop) if over else ():
-                waits[place].add(over - 1)
-        self.reads = {buffer: len(places) for buffer, places in readers.items()}
+        _add_waits_by_order(waits, steps, graph)
+        self.reads = Counter(buffer for step in steps for buffer in step.touches)
         """How many steps touch each buffer."""
         self.waits = [len(before) for before in waits]
         """How many steps each step waits for."""
@@ -54,43 +45,11 @@ def _waits_by_data(steps: Sequence[Step]) -> list[set[int]]:
     return [{maker[b] for b in step.touches if maker.get(b, place) != place} for place, step in enumerate(steps)]
 
 
-def _add_waits_by_order(waits: list[set[int]], steps: Sequence[Step], graph: Graph, is_forward: Sequence[bool]) -> None:
-    """Add what the ops' ``after`` says: of an op that is replayed, what runs after it waits for the replay."""
-    plain = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
-    replayed = {step.op: place for place, step in enumerate(steps) if step.op >= 0 and step.replay}
+def _add_waits_by_order(waits: list[set[int]], steps: Sequence[Step], graph: Graph) -> None:
+    """Add what the ops' ``after`` says."""
+    placed = {step.op: place for place, step in enumerate(steps)}
     for place, step in enumerate(steps):
-        for op in graph.ops[step.op].after if step.op >= 0 else ():
-            if op in replayed:
-                before = plain.get(op, -1) if is_forward[place] else replayed[op]
-            elif step.replay:
-                continue
-            else:
-                before = plain.get(op, -1)
-            if 0 <= before < place:
-                waits[place].add(before)
-
-
-def _add_waits_by_gate(
-    waits: list[set[int]],
-    steps: Sequence[Step],
-    readers: Mapping[int, Sequence[int]],
-    replay: range,
-    is_forward: Sequence[bool],
-) -> None:
-    """Add a replay's gates: it waits for the gradients that arrive, and what reads its gradients for all of them."""
-    arrived = {
-        before for place in replay for before in waits[place] if before < replay.start and not is_forward[before]
-    }
-    leaving = {
-        place: [reader for buffer in steps[place].allocates for reader in readers[buffer] if reader >= replay.stop]
-        for place in replay
-    }
-    made = {place for place, late in leaving.items() if late}
-    for place in replay:
-        if steps[place].replay:
-            waits[place] |= arrived
-        for late in leaving[place]:
-            waits[late] |= made
+        waits[place] |= {placed[op] for op in graph.ops[step.op].after if placed[op] < place}
 
 
 class _Threads:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from tf_memsaver.ir.graph import Op
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.prepared import Prepared, Step
+from tf_memsaver.judge.turns import in_turn
 
 Redirects = dict[int, int]
 """The buffer that a reader of a value must use, where that is not the value's own."""
@@ -25,10 +26,6 @@ class Schedule:
         self.nbytes = list(nbytes)
         self.runs: list[tuple[int, int, int, bool]] = []
         """The owner of a run of steps, the first and last place (exclusive), and whether they are of a forward pass."""
-        self.replays: list[tuple[int, int]] = []
-        """First and last place (exclusive) of each replay with its backward ops; inner ones come before outer ones."""
-        self.in_turn: list[tuple[int, int]] = []
-        """The same of each first run of what is replayed: it waits for the replays before it (``runtime.order``)."""
 
     def copy(self, nbytes: int) -> int:
         """Return a new buffer, for a copy of a value."""
@@ -45,22 +42,26 @@ class Schedule:
         return [each for _, start, stop, each in self.runs for _ in range(start, stop)]
 
 
-def scheduled(prepared: Prepared, segments: Sequence[Segment]) -> Schedule:
-    """Return the ops in execution order under ``segments``, which cover the units, with the replays in place."""
+def scheduled(prepared: Prepared, segments: Sequence[Segment], *, taped: bool = False) -> Schedule:
+    """Return the ops in execution order under ``segments``, which cover the units, with the replays in place.
+
+    The backward ops come as they were captured, which is how searches count, or else as a tape adds them.
+    """
     schedule, owners = Schedule(prepared.nbytes), _owners(segments)
-    writer = _Writer(prepared, schedule)
+    writer = _Writer(prepared, schedule, _taped if taped else _captured)
     for is_forward, of_pass in prepared.passes:
-        for number, ops in _runs(owners, of_pass, joins_unowned=not is_forward):
+        for number, ops in _runs(owners, of_pass) if is_forward else writer.runs(segments, of_pass):
             start = len(schedule.steps)
             if is_forward:
                 schedule.steps.extend(prepared.static[op.index] for op in ops)
-                if number >= 0 and segments[number].mode is SegmentMode.RECOMPUTE:
-                    schedule.in_turn.append((start, len(schedule.steps)))
             else:
                 writer.write(segments[number] if number >= 0 else None, ops, {})
             schedule.note_run(number, start, is_forward)
     return schedule
 
+
+_Run = tuple[int, Sequence[Op]]
+_Runs = Callable[[Sequence[Segment], Sequence[Op]], Iterable[_Run]]
 
 Owners = Mapping[int | None, int]
 """The number of the segment that each unit lies in."""
@@ -70,7 +71,7 @@ def _owners(segments: Sequence[Segment]) -> Owners:
     return {unit: number for number, segment in enumerate(segments) for unit in range(segment.start, segment.stop)}
 
 
-def _runs(owners: Owners, ops: Sequence[Op], joins_unowned: bool = False) -> Iterator[tuple[int, Sequence[Op]]]:
+def _runs(owners: Owners, ops: Sequence[Op], joins_unowned: bool = False) -> Iterator[_Run]:
     """Yield consecutive ops of one segment each, with the segment's number, or -1 for ops of none.
 
     With ``joins_unowned``, ops of no unit (sums of gradients) belong to the segment of the op before them.
@@ -86,11 +87,31 @@ def _runs(owners: Owners, ops: Sequence[Op], joins_unowned: bool = False) -> Ite
         yield number, ops[start:]
 
 
+def _captured(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterator[_Run]:
+    """Yield backward ops in the order in which they were captured."""
+    return _runs(_owners(segments), ops, joins_unowned=True)
+
+
+def _taped(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterator[_Run]:
+    """Yield backward ops in the order of a tape; a sum of gradients of one segment is of that segment."""
+    owners, numbers = _owners(segments), []
+    number_of: dict[int, int] = {}
+    for op in ops:
+        number = owners.get(op.unit, -1)
+        if op.unit is None:
+            summed = {number_of[value] for value in op.inputs if value in number_of}
+            number = summed.pop() if len(summed) == 1 else -1
+        numbers.append(number)
+        number_of.update(dict.fromkeys(op.outputs, number))
+    replayed = {place for place, segment in enumerate(segments) if segment.mode is SegmentMode.RECOMPUTE}
+    return ((turn.number, turn.ops) for turn in in_turn(ops, numbers, replayed))
+
+
 class _Writer:
     """Writes the backward ops of segments, and the replays in front of them."""
 
-    def __init__(self, prepared: Prepared, schedule: Schedule) -> None:
-        self._prepared, self._schedule = prepared, schedule
+    def __init__(self, prepared: Prepared, schedule: Schedule, runs: _Runs) -> None:
+        self._prepared, self._schedule, self.runs = prepared, schedule, runs
 
     def write(self, segment: Segment | None, backward: Sequence[Op], redirects: Redirects) -> None:
         """Write the backward ops of a segment, or of none, that read forward values through ``redirects``."""
@@ -110,16 +131,14 @@ class _Writer:
 
     def _recompute(self, segment: Segment, backward: Sequence[Op], outer: Redirects) -> None:
         """Gate the segment's inputs, replay what ``backward`` needs, and run ``backward`` over the replayed values."""
-        start = len(self._schedule.steps)
         needed, outside = self._needed(segment, backward)
         redirects = dict(outer)
         for value in outside:
             self._gate(value, redirects, outer)
         for op in needed:
             self._replay(op, redirects)
-        for number, ops in _runs(_owners(segment.children), backward, joins_unowned=True):
+        for number, ops in self.runs(segment.children, backward):
             self.write(segment.children[number] if number >= 0 else None, ops, redirects)
-        self._schedule.replays.append((start, len(self._schedule.steps)))
 
     def _emit(self, op: Op, redirects: Redirects) -> None:
         prepared = self._prepared

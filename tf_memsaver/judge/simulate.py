@@ -18,12 +18,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_memsaver.cost.device import device_named
+from tf_memsaver.cost.device import Device, device_named
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.ir.segments import Segment
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger
-from tf_memsaver.judge.prepared import Prepared, Step
+from tf_memsaver.judge.prepared import Prepared
 from tf_memsaver.judge.schedule import Schedule, scheduled
 from tf_memsaver.judge.walk import walk
 
@@ -71,7 +71,7 @@ class Measured:
 
 
 PLAYS = 5
-"""How often a step is played for its reported peak."""
+"""How often the plain step is played for its reported peak."""
 
 _SPREAD = 0.5
 """Standard deviation of the logarithm of an op's time, as kernels and threads vary it."""
@@ -83,7 +83,7 @@ class Simulator:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.prepared = Prepared(graph)
-        self._reported: dict[tuple[tuple[Segment, ...], int], int] = {}
+        self._reported: dict[tuple[Segment, ...], int] = {}
 
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
@@ -127,45 +127,45 @@ class Simulator:
             replay_seconds=self._replay_seconds(schedule),
         )
 
-    def packed_peak(self, segments: Sequence[Segment]) -> int:
-        """Return the peak with buffers as the allocator hands them out, in the schedule's own order, to rank plans by.
+    def ordered_peak(self, segments: Sequence[Segment]) -> int:
+        """Return the most live bytes of the step as it runs in order: what no allocator adds to, and no chance."""
+        return self._walked_peak(segments, device_named("IDEAL"))
 
-        Where an op needs nothing of the one before, both count as running at once. The plan of least peak is the one
-        that this model flatters most; so what is predicted of it comes from another, ``reported_peak``.
-        """
-        device = device_named(self.graph.device)
-        if not device.threads:
-            return self.measure(segments).peak_bytes
-        schedule = scheduled(self.prepared, segments)
-        ledger = AllocatorLedger(device, schedule.nbytes, self.prepared.resident_sizes)
-        steps = _with_overlap(schedule, device.pooled_from)
-        walk(steps, schedule.nbytes, self.prepared.outlive, self.graph.resident_bytes, ledger)
-        return ledger.peak_bytes
+    def _walked_peak(self, segments: Sequence[Segment], device: Device) -> int:
+        schedule = scheduled(self.prepared, segments, taped=True)
+        steps = [step._replace(workspace=device.pooled(step.workspace)) for step in schedule.steps]
+        nbytes = [device.pooled(each) for each in schedule.nbytes]
+        live, _ = walk(steps, nbytes, self.prepared.outlive, self.graph.resident_bytes)
+        return max(live, default=self.graph.resident_bytes)
 
-    def reported_peak(self, segments: Sequence[Segment], plays: int = PLAYS) -> int:
+    def reported_peak(self, segments: Sequence[Segment]) -> int:
         """Return the peak that ``get_memory_info`` would report.
 
-        Buffers count as the device's allocator hands them out, and ops run when TensorFlow's executor would start them.
-        How long each takes is known roughly only: the first of ``plays`` takes the times as they are, the others vary
-        them, always in the same way; the mean of their peaks is returned. Each plan is played once.
+        A plan that replays something runs in order: its peak is that of one walk, and what the device's allocator adds.
+        The plain step does not, so TensorFlow's executor is played. Each plan is judged once.
         """
-        asked = tuple(segments), plays
+        asked = tuple(segments)
         if asked not in self._reported:
-            self._reported[asked] = self._played_peak(*asked)
+            device = device_named(self.graph.device)
+            if not device.threads:
+                self._reported[asked] = self.measure(asked).peak_bytes
+            elif any(segment.mode is SegmentMode.RECOMPUTE for segment in asked):
+                self._reported[asked] = self._walked_peak(asked, device)
+            else:
+                self._reported[asked] = self.played_peak(asked)
         return self._reported[asked]
 
-    def _played_peak(self, segments: Sequence[Segment], plays: int) -> int:
+    def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS) -> int:
+        """Return the mean peak of steps in which ops run when TensorFlow's executor would start them.
+
+        Buffers count as the device's allocator hands them out. How long each op takes is known roughly only: the first
+        of ``plays`` takes the times as they are, the others vary them, always in the same way. ``segments`` replay
+        nothing.
+        """
         device = device_named(self.graph.device)
-        if not device.threads:
-            return self.measure(segments).peak_bytes
         schedule = scheduled(self.prepared, segments)
         dependencies = executor.Dependencies(schedule, self.graph)
-        seconds = [
-            self.graph.ops[step.op].seconds
-            if step.op >= 0
-            else device.seconds(0, 2 * sum(schedule.nbytes[buffer] for buffer in step.allocates))
-            for step in schedule.steps
-        ]
+        seconds = [self.graph.ops[step.op].seconds for step in schedule.steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
         outlive, peaks = frozenset(self.prepared.outlive), 0
         for play in range(plays):
@@ -179,17 +179,3 @@ class Simulator:
     def _replay_seconds(self, schedule: Schedule) -> float:
         ops = self.graph.ops
         return sum(ops[step.op].seconds for step in schedule.steps if step.replay and step.op >= 0)
-
-
-def _with_overlap(schedule: Schedule, least_bytes: int) -> list[Step]:
-    """Return the steps with the outputs of an independent next step, if they are large, added to the workspace."""
-    steps = list(schedule.steps)
-    following: Step | None = None
-    for place in range(len(steps) - 1, -1, -1):
-        step = steps[place]
-        if following is not None and set(step.allocates).isdisjoint(following.touches):
-            ahead = max((schedule.nbytes[buffer] for buffer in following.allocates), default=0)
-            steps[place] = step._replace(workspace=max(step.workspace, ahead))
-        if sum(schedule.nbytes[buffer] for buffer in step.allocates) >= least_bytes:
-            following = step
-    return steps

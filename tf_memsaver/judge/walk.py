@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 from tf_memsaver.judge.prepared import Step
-
-
-class Ledger(Protocol):
-    """Is told of every allocation in order."""
-
-    def allocate(self, buffer: int) -> None:
-        """A buffer is made."""
-
-    def take_over(self, buffer: int, old: int) -> None:
-        """A buffer takes the place of one that dies."""
-
-    def use_workspace(self, nbytes: int) -> None:
-        """All outputs of a step stand; while it runs it needs this many bytes more."""
-
-    def free(self, buffer: int) -> None:
-        """A buffer dies."""
 
 
 def walk(
@@ -29,7 +12,6 @@ def walk(
     nbytes: Sequence[int],
     outlive: Iterable[int],
     resident_bytes: int,
-    ledger: Ledger | None = None,
 ) -> tuple[list[int], list[int]]:
     """Return the bytes live while each step runs, and the last step that touches each buffer.
 
@@ -50,29 +32,11 @@ def walk(
             else:
                 now += nbytes[buffer]
         live.append(now + workspace)
-        dying: list[int] = []
         for buffer in touches:
             if last[buffer] == place and alive[buffer]:
                 alive[buffer] = False
                 now -= nbytes[buffer]
-                dying.append(buffer)
-        if ledger is not None:
-            _book(ledger, made, taken_over, workspace, dying)
     return live, last
-
-
-def _book(
-    ledger: Ledger, made: Sequence[int], taken_over: Mapping[int, int], workspace: int, dying: Sequence[int]
-) -> None:
-    """Tell a ledger what happens in a step."""
-    for buffer in made:
-        if buffer in taken_over:
-            ledger.take_over(buffer, taken_over[buffer])
-        else:
-            ledger.allocate(buffer)
-    ledger.use_workspace(workspace)
-    for buffer in dying:
-        ledger.free(buffer)
 
 
 def _last_touches(steps: Sequence[Step], nbytes: Sequence[int], outlive: Iterable[int]) -> list[int]:

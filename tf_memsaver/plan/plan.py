@@ -32,9 +32,10 @@ MOST_LEVELS = 32
 class Plan:
     """A certified plan: contiguous segments over a model's units, and what the simulator predicts for it.
 
-    ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan;
-    ``step_overhead`` is the predicted extra step time as a share of the plain step; ``plan_seconds`` is the planning
-    time without capture. ``strategy`` is the name that was asked for, ``planner`` the one that made the plan.
+    ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan,
+    the first with a fixed margin for the device's allocator (``cost.device.POOL_SHARE``); ``step_overhead`` is the
+    predicted extra step time as a share of the plain step; ``plan_seconds`` is the planning time without capture.
+    ``strategy`` is the name that was asked for, ``planner`` the one that made the plan.
 
     ``bound_seconds`` is a proven lower bound on the replay seconds of such plans within the budget, and ``gap`` how far
     the plan's step time is above the bound's, as a share of the latter: 0 where no plan of one level is quicker (see

@@ -1,10 +1,8 @@
-"""Of plans that need about the least bytes, the quickest of those whose peak the allocator reports as about the least.
+"""Of plans that need about the least bytes in the order in which they run, the quickest.
 
-The exact searches count the bytes of live tensors. What the device's allocator reports lies above that by holes between
-buffers, which no table tells and which differ by several per cent between plans of nearly the same bytes. So: propose
-plans at and a little above the least peak, each of least time and of least kept bytes, and those of Chen et al. Two
-models of the allocator say what each reports, and the higher one counts: of many plans, the one of least peak is the
-one that a single model flatters most. A local search on top would follow it into accidents of its own.
+The exact searches count the bytes of live tensors in the order of capture. Plans run in that of a tape, which differs
+where a model has branches. So: propose plans at and a little above the least peak, each of least time and of least kept
+bytes, and those of Chen et al., and let the judge walk each in its own order.
 """
 
 from __future__ import annotations
@@ -67,16 +65,14 @@ class _Judge:
         self._kept: list[tuple[int, Found]] = []
 
     def consider(self, segments: Segments) -> None:
-        """Take note of a plan, unless it takes too long or needs too much."""
+        """Take note of a plan, unless it takes too long."""
         if segments in self._seen:
             return
         self._seen.add(segments)
         found = Found(segments=segments, measured=self._simulator.measure(segments))
         if found.replay_seconds > self._seconds:
             return
-        packed = self._simulator.packed_peak(segments)
-        if packed <= self._most:
-            self._kept.append((max(packed, self._simulator.reported_peak(segments)), found))
+        self._kept.append((self._simulator.reported_peak(segments), found))
 
     @property
     def _most(self) -> float:

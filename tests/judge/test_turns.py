@@ -1,0 +1,68 @@
+"""The order of a tape: segments of two branches take turns, and what is summed inside of one stays in it."""
+
+from __future__ import annotations
+
+from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.ir.text import parse
+from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.judge.schedule import scheduled
+
+TWO_BRANCHES = """
+    graph "two branches" batch=1 device=IDEAL
+    unit 0 "left0" kind="K" signature="s"
+    unit 1 "left1" kind="K" signature="s"
+    unit 2 "right0" kind="K" signature="s"
+    unit 3 "right1" kind="K" signature="s"
+    value 0 "x" input 1
+    value 1 "left0" activation 1
+    value 2 "left1" activation 1
+    value 3 "right0" activation 1
+    value 4 "right1" activation 1
+    value 5 "loss" gradient 1
+    value 6 "d_left1" gradient 1
+    value 7 "d_right1" gradient 1
+    value 8 "more of d_left1" gradient 1
+    value 9 "sum" gradient 1
+    value 10 "d_left0" gradient 1
+    value 11 "d_right0" gradient 1
+    op 0 "left0" F forward unit=0 reads=0 writes=1
+    op 1 "left1" F forward unit=1 reads=1 writes=2
+    op 2 "right0" F forward unit=2 reads=0 writes=3
+    op 3 "right1" F forward unit=3 reads=3 writes=4
+    op 4 "loss" L backward reads=2,4 writes=5
+    op 5 "d_right1" B backward unit=3 reads=3,5 writes=7
+    op 6 "d_right0" B backward unit=2 reads=0,7 writes=11
+    op 7 "d_left1" B backward unit=1 reads=1,5 writes=6
+    op 8 "more" B backward unit=1 reads=1,5 writes=8
+    op 9 "AddN" AddN backward reads=6,8 writes=9
+    op 10 "d_left0" B backward unit=0 reads=0,9 writes=10
+    outputs 10 11
+"""
+
+
+def _backward(*modes: SegmentMode) -> list[str]:
+    """Return the backward ops and replays in their order, with a segment for each unit."""
+    graph = parse(TWO_BRANCHES)
+    segments = [Segment(start=unit, stop=unit + 1, mode=mode) for unit, mode in enumerate(modes)]
+    steps = scheduled(Prepared(graph), segments, taped=True).steps[4:]
+    return [f"{'again ' if step.replay else ''}{graph.ops[step.op].name}" for step in steps if step.op >= 0]
+
+
+def test_branches_take_turns() -> None:
+    store, again = SegmentMode.STORE, SegmentMode.RECOMPUTE
+    # As captured, one branch comes behind the other. A sum runs as soon as it can.
+    assert _backward(again, again, again, again) == [
+        "loss", "d_right1", "d_left1", "more", "AddN", "d_right0", "d_left0",
+    ]  # fmt: skip
+    assert _backward(store, store, store, store) == [
+        "loss", "d_right1", "d_left1", "more", "AddN", "d_right0", "d_left0",
+    ]  # fmt: skip
+
+
+def test_a_sum_inside_of_a_segment_is_no_reason_to_replay_twice() -> None:
+    graph = parse(TWO_BRANCHES.replace("reads=1,5 writes=8", "reads=2,5 writes=8"))
+    whole = [Segment(start=0, stop=2, mode=SegmentMode.RECOMPUTE), Segment(start=2, stop=4, mode=SegmentMode.STORE)]
+    steps = scheduled(Prepared(graph), whole, taped=True).steps
+    assert [step.op for step in steps if step.replay and step.op >= 0] == [0, 1]
+    places = {graph.ops[step.op].name: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
+    assert places["d_left1"] + 1 == places["more"] == places["AddN"] - 1 == places["d_left0"] - 2

@@ -1,0 +1,119 @@
+"""The order in which a tape goes back, where a recompute segment is one operation of it.
+
+A tape calls the gradient function of an operation when all gradients have arrived for what it made. Of several that are
+ready, the first to get ready comes first (``GradientTape::ComputeGradient``, tensorflow/c/eager/tape.h, TensorFlow
+2.21: what gets ready enters ``op_stack`` at the other end than where it is taken). The gradient function of a recompute
+segment adds the replay and all its backward ops at once. So two branches take turns, segment by segment.
+
+Sums of gradients and updates run as soon as they can.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from tf_memsaver.ir.graph import Op, Phase
+
+
+class Turn:
+    """Ops that a tape adds at once: of the segment ``number``, or of none (-1)."""
+
+    __slots__ = ("number", "ops")
+
+    def __init__(self, number: int, ops: list[Op]) -> None:
+        self.number, self.ops = number, ops
+
+
+def in_turn(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
+    """Return the ops of a backward pass as a tape adds them.
+
+    Args:
+      ops: the backward ops, in an order in which they can run.
+      numbers: for each op, the number of the segment that it belongs to, -1 for none.
+      replayed: the numbers of the recompute segments.
+    """
+    turns = _turns(ops, numbers, replayed)
+    return [turns[place] for place in _Tape(turns).placed]
+
+
+def _turns(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
+    turns: list[Turn] = []
+    whole: dict[int, Turn] = {}
+    last: tuple[int, str] | None = None
+    for op, number in zip(ops, numbers, strict=True):
+        key = None
+        if op.phase is Phase.UPDATE:
+            turns.append(Turn(-1, [op]))
+        elif number in replayed:
+            if number not in whole:
+                whole[number] = Turn(number, [])
+                turns.append(whole[number])
+            whole[number].ops.append(op)
+        elif op.unit is None:
+            turns.append(Turn(number, [op]))
+        else:
+            # The gradient function of the operation ``a/b`` adds ``gradient_tape/a/b/…``.
+            key = number, op.name.rpartition("/")[0]
+            if key == last and key[1]:
+                turns[-1].ops.append(op)
+            else:
+                turns.append(Turn(number, [op]))
+        last = key
+    return turns
+
+
+class _Tape:
+    """Puts turns in order; ``placed`` has their places."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = turns
+        self.placed: dict[int, None] = {}
+        turn_of = {op.index: place for place, turn in enumerate(turns) for op in turn.ops}
+        maker = {value: place for place, turn in enumerate(turns) for op in turn.ops for value in op.outputs}
+        self._before: list[set[int]] = []
+        self._behind: list[list[int]] = [[] for _ in turns]
+        for place, turn in enumerate(turns):
+            before = {maker[value] for op in turn.ops for value in op.inputs if value in maker}
+            before |= {turn_of[other] for op in turn.ops for other in op.after if other in turn_of}
+            before.discard(place)
+            self._before.append(before)
+            for each in before:
+                self._behind[each].append(place)
+        for place in range(len(turns)):
+            if place not in self.placed:
+                self._go_back_from(place)
+
+    def _go_back_from(self, start: int) -> None:
+        """Place what the gradient of a loss leads to, which begins with a turn."""
+        missing: dict[int, int] = {start: 0}
+        pending = [start]
+        while pending:
+            for behind in self._behind[pending.pop()]:
+                if behind not in missing and behind not in self.placed:
+                    pending.append(behind)
+                    missing[behind] = 0
+        for place in missing:
+            for behind in self._behind[place]:
+                if behind in missing:
+                    missing[behind] += 1
+        queue = deque([start])
+        while queue:
+            place = queue.popleft()
+            self._place(place)
+            for behind in self._behind[place]:
+                missing[behind] = missing.get(behind, 0) - 1
+                if missing[behind] == 0:
+                    is_taped = self._turns[behind].ops[0].unit is not None
+                    (queue.append if is_taped else queue.appendleft)(behind)
+
+    def _place(self, place: int) -> None:
+        """Place a turn behind what it needs and no gradient leads to, such as a mask made of forward values."""
+        pending, seen = [place], {place}
+        while pending:
+            needed = [each for each in self._before[pending[-1]] if each not in self.placed and each not in seen]
+            if needed:
+                seen.update(needed)
+                pending += sorted(needed, reverse=True)
+            else:
+                self.placed[pending.pop()] = None
