@@ -57,13 +57,13 @@ class Facts:
         return sorted(self.makers.get(slot, "in") for slot in slots)
 
 
-def test_what_a_segment_reads_makes_and_passes_on() -> None:
+def test_what_a_segment_reads_and_makes_and_shares_with_others() -> None:
     facts = Facts(1, 4, 8)
     stem, middle, rest = facts.blocks
     assert (facts.names(stem.inputs), facts.names(stem.outputs)) == (["in"], ["stem"])
-    # Others read the stem after the segment in the middle, which sends on what they send back.
-    assert (facts.names(middle.inputs), facts.names(middle.outputs)) == (["stem"], ["relu", "stem"])
-    assert facts.names(middle.passed_on) == ["stem"] and middle.released == ()
+    # Others read the stem after the segment in the middle, so that its gradient is a sum outside.
+    assert (facts.names(middle.inputs), facts.names(middle.outputs)) == (["stem"], ["relu"])
+    assert facts.names(middle.read_elsewhere) == ["stem"] and middle.released == ()
     assert facts.names(rest.inputs) == ["relu", "stem"] == facts.names(rest.released)
     assert (facts.names(stem.released), facts.names(rest.outputs)) == (["in"], ["head"])
 
@@ -98,7 +98,7 @@ def test_how_gradients_arrive_from_layers() -> None:
     (of_stem,) = stem.outputs
     # Three layers send it a gradient: a sum.
     assert stem.gradients.names == {of_stem: "AddN"}
-    (of_norm,) = set(middle.outputs) - set(middle.passed_on)
+    (of_norm,) = middle.outputs
     assert middle.gradients.names[of_norm] == "gradients/relu_grad"
     # What happens inside a layer is not known.
     assert middle.gradients.terms == set(middle.outputs)

@@ -103,6 +103,15 @@ def three_readers() -> Any:
     return model_of(inputs, y)
 
 
+def sums_of_three() -> Any:
+    """Layers and sums of three and more terms read the first layer's result: graph optimisation resolves them late."""
+    inputs = keras.Input((8,))
+    made = [layers.Dense(8, "tanh", name="first")(inputs)]
+    for name in "abcd":
+        made.append(layers.Dense(8, "gelu", name=name)(sum(made[1:], made[0])))
+    return model_of(inputs, layers.Multiply(name="times")([made[0], made[-1]]))
+
+
 def residual_norms() -> Any:
     x = inputs = keras.Input((6, 6, 8))
     for number in range(2):
@@ -183,13 +192,18 @@ CASES = {
     Rule.CONVOLUTIONS: Case(leaky, everywhere, of_known_sizes),
     Rule.FREE_PRODUCTS: Case(scales, everywhere, of_known_sizes),
     Rule.WHOLE_FUSIONS: Case(residual_norms, of_operations),
-    Rule.WHOLE_PRODUCTS: Case(factors_of_two_shapes, between_cuts, functools.partial(trained_by_tape, free_batch=True)),
+    Rule.WHOLE_PRODUCTS: Case(
+        factors_of_two_shapes,
+        functools.partial(optimized_between_cuts, length=2, granularity="op"),
+        functools.partial(trained_by_tape, free_batch=True),
+    ),
     Rule.NAMES: Case(
         functools.partial(shared_block, dropout=0.0),
         optimized_between_cuts,
         functools.partial(trained_by_tape, free_batch=True),
     ),
-    Rule.WHOLE_GRADIENT_SUMS: Case(three_readers, between_cuts),
+    Rule.TERMS_ONE_BY_ONE: Case(three_readers, lambda model: optimized_by_hand(model, ("x", "b"), ("c", "d"))),
+    Rule.WHOLE_GRADIENT_SUMS: Case(sums_of_three, between_cuts),
     Rule.TERMS_IN_FIRST_RUN: Case(sums_inside, nested_around_sums, of_known_sizes),
     Rule.TERMS_IN_REPLAY: Case(sums_inside, nested_around_sums, of_known_sizes),
     Rule.TERMS_AFTER: Case(sum_after_segments, between_cuts, of_known_sizes),

@@ -56,6 +56,9 @@ class Function:
     def is_read_elsewhere(self, place: int) -> bool:
         return place in self.read_elsewhere
 
+    def is_input_of_others(self, place: int) -> bool:
+        return False
+
     def held(self) -> list[tf.Tensor]:
         return list(self.keeps)
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.plans import hand_plan, labels, naive, optimized_between_cuts, optimized_by_hand, plan_of
+from tests.tensorflow.plans import labels, naive, optimized_between_cuts, optimized_by_hand, plan_of
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
@@ -476,12 +476,11 @@ def _three_readers() -> Any:
     return keras.Model(inputs, layers.Dense(2, name="head")(layers.Dense(6, name="last")(y)))
 
 
-def test_planners_are_not_offered_a_cut_that_splits_a_sum_of_three_gradients() -> None:
+@pytest.mark.parametrize("ends", [("a", "add0", "add1"), ("add0", "add1"), ("add0", "last"), ("a", "last")])
+def test_a_cut_may_part_the_readers_of_a_tensor_whose_gradient_is_a_sum_of_three(ends: tuple[str, ...]) -> None:
     model = _three_readers()
     names = labels(model)
-    positions = {cut.position for cut in capture_graph(model, batch_size=4).cuts}
-    assert not {names.index(name) for name in ("b", "add0")} & positions
-    # Behind the second reader one term is missing: the segment that ends there passes the tensor on to get it.
-    assert {names.index(name) for name in ("a", "c", "last")} <= positions
-    assert_trains_alike(model, optimized_between_cuts(model, length=1))
-    assert hand_plan(model, ("a", "b")).segments[1].stop not in positions
+    # The biases of b and c are added in one sum with what the residual addition adds.
+    assert capture_graph(model, batch_size=4).joined == (names.index("add0"), names.index("add1"))
+    starts = ("shared", *(names[names.index(end) + 1] for end in ends[:-1]))
+    assert_trains_alike(model, optimized_by_hand(model, *zip(starts, ends, strict=True)))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE
+from tf_memsaver.parity.grappler import CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE
 from tf_memsaver.parity.level import Rule, level_here
 from tf_memsaver.parity.sums import sums_of_many
 
@@ -22,25 +20,20 @@ def joined_positions(step: TracedStep) -> set[int]:
 
 
 def _splitting_positions(step: TracedStep) -> set[int]:
-    """Return the positions at which a cut would change the order of a floating-point sum.
+    """Return the positions between the readers of a tensor with a gradient of many terms that is a term of a sum, too.
 
-    The gradient of a tensor with several readers is one sum over all of them. With readers on both sides of a cut,
-    each side sums its own first: for two terms that is the same number, for three or more it is not. Where one term
-    only comes from behind the cut, from an addition, the segment in front of it passes the tensor on
-    (``rewrite.blocks``) and so gets that term into its own sum. (Behind a Concat last bits differed: DenseNet121.)
+    Where a size is not known, graph optimisation finds out by and by that the gradient of such a sum, of three and more
+    terms, is that of each of them, and sorts the terms of gradients by the names that they have in between. What leaves
+    a segment has those of the end.
     """
-    readers, past_the_end = _reads_by_unit(step), len(step.boundary)
+    unit_of, readers = _readers(step, (Phase.FORWARD,))
+    forward = [each for each in step.graph.get_operations() if id(each) in unit_of]
+    summed = {id(term): term for _, terms in sums_of_many(forward, readers) for term in terms}
     splitting: set[int] = set()
-    for maker, tensor in ((u, t) for u, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)):
-        units = sorted({past_the_end if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
-        if units and (id(tensor), maker) in readers:
-            # A penalty of what a layer returns, for one.
-            units.insert(0, maker)
-        terms = [max(1, len(readers.get((id(tensor), unit), ()))) for unit in units]
-        if sum(terms) > 2 and len(units) > 1:
-            last = readers.get((id(tensor), units[-1]), [])
-            passed_on = len(last) == 1 and last[0] in ADDITIONS
-            splitting |= _between(step, units[:-1] if passed_on else units)
+    for tensor in summed.values():
+        units = [unit_of[id(reader)] for reader in readers[id(tensor)] if id(reader) in unit_of]
+        if len(units) > 2:
+            splitting |= _between(step, units)
     return splitting
 
 
@@ -163,13 +156,3 @@ def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int
             for tensor in operation.inputs:
                 readers.setdefault(id(tensor), []).append(operation)
     return unit_of, readers
-
-
-def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], list[str]]:
-    """Return, by tensor (id) and unit, the types of the forward operations that read it."""
-    types: dict[tuple[int, int], list[str]] = {}
-    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
-        if phase is Phase.FORWARD and unit is not None and operation.type not in rules.METADATA_READERS:
-            for tensor in operation.inputs:
-                types.setdefault((id(tensor), unit), []).append(operation.type)
-    return types

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -163,29 +164,31 @@ def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
     return _copied(gate, gradient, _TERM)
 
 
-def as_term(tensor: tf.Tensor, one_of_several: bool) -> tf.Tensor:
+def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]) -> tf.Tensor:
     """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
 
     Graph optimisation leaves ``EnsureShape`` in place, whose kernel copies nothing; but after it a size that is not
     known is another unknown one, and operands are no longer known to be of one shape. Where there is such a size, an
     identity has to do, which is taken out with the ``IdentityN`` in front of it. But that has one name for all that it
     passes on: where that is several terms (``one_of_several``), another identity stays.
+
+    The gradient of what is returned is told to ``note`` by a tape, right after it was added up.
     """
-    with tf.name_scope(f"{maker_of(tensor).name}/"):
-        if tensor.shape.is_fully_defined():
-            return tf.raw_ops.EnsureShape(input=tensor, shape=tensor.shape, name=_TERM)
-        if one_of_several:
-            return _kept_identity(tensor)
-        return tf.raw_ops.Identity(input=tensor, name=_TERM)
-
-
-def _kept_identity(tensor: tf.Tensor) -> tf.Tensor:
-    """Return a tensor by an identity that stays, whose gradient, for tapes and SavedModels, is that of an identity."""
+    # For tapes and SavedModels, the gradient is that of an identity.
     overridden = tf.compat.v1.get_default_graph().gradient_override_map({KEPT_IDENTITY: "Identity"})
-    with stop_recording(), overridden:
-        kept = getattr(tf.raw_ops, KEPT_IDENTITY)(input=tensor, name=_TERM)
-    record_operation("Identity", [kept], [tensor], lambda gradient: [gradient])
-    return kept
+    with tf.name_scope(f"{maker_of(tensor).name}/"), stop_recording(), overridden:
+        if tensor.shape.is_fully_defined():
+            passed = tf.raw_ops.EnsureShape(input=tensor, shape=tensor.shape, name=_TERM)
+        else:
+            kind = KEPT_IDENTITY if one_of_several else "Identity"
+            passed = getattr(tf.raw_ops, kind)(input=tensor, name=_TERM)
+
+    def arrived(gradient: Any) -> list[Any]:
+        note(gradient)
+        return [gradient]
+
+    record_operation("Identity", [passed], [tensor], arrived)
+    return passed
 
 
 def _goes_to_a_kernel(tensor: tf.Tensor) -> bool:

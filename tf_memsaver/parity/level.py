@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ class Rule(enum.Enum):
     ARRIVING_SHAPES = "a gradient that arrives is known to have the shape of its output where sizes are not known"
     LEAVING_NAMES = "a gradient that leaves a replay is called as in the plain step"
     RESULTS_AS_TERMS = "what leaves a segment and may be a term of a sum is an operation of its own"
+    TERMS_ONE_BY_ONE = "the terms of a gradient that others add to leave a segment, and arrive, one by one"
     GRADIENTS_AS_TERMS = "a gradient that leaves a segment and may be a term of a sum is an operation of its own"
     READERS_IN_FIRST_RUN = "a value that the plain step's backward pass reads has a second reader in a first run"
     READERS_IN_REPLAY = "a value that loses a reader in a replay gets another one"
@@ -41,7 +42,7 @@ class Rule(enum.Enum):
     TERMS_AFTER = "a result that is needed after a sum that it is a term of is held"
     FREE_CONSTANTS = "constants in a replay do not wait for its gate"
     FREE_PRODUCTS = "a gradient of a weight that is a product leaves before the others are there"
-    WHOLE_GRADIENT_SUMS = "no segment ends where the terms of a gradient would be added in parts"
+    WHOLE_GRADIENT_SUMS = "no segment ends between the readers of a tensor that is a term of a sum of many"
     WHOLE_FUSIONS = "no segment ends between operations that graph optimisation makes one"
     WHOLE_SUMS = "no segment ends between a sum of many terms and a term that lends it its buffer"
     WHOLE_CONSTANT_CHAINS = "no segment ends between products or sums through which a constant moves"
@@ -64,6 +65,11 @@ class Parity:
     def names(self) -> Names:
         """Return what names the operations of a forward pass that begins here."""
         return Names.of_model(settled=Rule.NAMES in self.rules)
+
+    @property
+    def terms_one_by_one(self) -> bool:
+        """Whether a gradient of several terms enters and leaves a segment in terms, to be added where others are."""
+        return Rule.TERMS_ONE_BY_ONE in self.rules
 
     # What leaves a first run --------------------------------------------------------------------------------------
 
@@ -101,9 +107,12 @@ class Parity:
             read += run.terms(gates)
         return extra_readers.first_elements(read, gates), run.needed_results()
 
-    def result(self, tensor: tf.Tensor, one_of_several: bool) -> tf.Tensor:
-        """Return a result of a segment that may be a term of a sum; several of them may be added up."""
-        return gradients.as_term(tensor, one_of_several) if Rule.RESULTS_AS_TERMS in self.rules else tensor
+    def result(self, tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]) -> tf.Tensor:
+        """Return a result of a segment that may be a term of a sum; several of them may be added up.
+
+        Its gradient is told to ``note`` as it arrives.
+        """
+        return gradients.as_term(tensor, one_of_several, note) if Rule.RESULTS_AS_TERMS in self.rules else tensor
 
     # What enters a replay -----------------------------------------------------------------------------------------
 

@@ -37,9 +37,8 @@ class Block:
       children: the segments that it is run in while it is replayed.
       result_makers: labels of the calls that make an output of the model.
       inputs: what it reads and does not make.
-      outputs: what it makes, or passes on, and something after it reads.
-      passed_on: the inputs among the outputs: what reads them after it sends its gradient through here, so that all
-        terms of that gradient are one sum.
+      outputs: what it makes and something after it reads.
+      read_elsewhere: the inputs that others may read, too, so that their gradients are sums.
       released: the inputs that nothing after it reads.
       resident: inputs that are live during the whole step, without the weights.
       weights: slots that are made of trained variables.
@@ -56,7 +55,7 @@ class Block:
     result_makers: tuple[str, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    passed_on: tuple[int, ...]
+    read_elsewhere: frozenset[int]
     released: tuple[int, ...]
     resident: frozenset[int]
     weights: frozenset[int]
@@ -77,9 +76,8 @@ def _block(sequence: CallSequence, segment: Segment, readers: _Readers) -> Block
     calls = sequence.calls[segment.start : segment.stop]
     made = dict.fromkeys(slot for call in calls for slot in call.outputs)
     inputs = tuple(dict.fromkeys(slot for call in calls for slot in call.inputs if slot not in made))
-    never_passed_on = sequence.resident.union(sequence.outputs)
-    passed_on = tuple(slot for slot in inputs if readers.are_after(segment, slot) and slot not in never_passed_on)
-    outputs = (*(slot for slot in made if readers.are_after(segment, slot)), *passed_on)
+    outputs = tuple(slot for slot in made if readers.are_after(segment, slot))
+    of_others = {*sequence.inputs, *sequence.outputs}
     variables = tuple({id(v): v for call in calls for v in _variables(call)}.values())
     return Block(
         segment=segment,
@@ -88,7 +86,7 @@ def _block(sequence: CallSequence, segment: Segment, readers: _Readers) -> Block
         result_makers=tuple(call.label for call in calls if not set(call.outputs).isdisjoint(sequence.outputs)),
         inputs=inputs,
         outputs=outputs,
-        passed_on=passed_on,
+        read_elsewhere=frozenset(s for s in inputs if s in of_others or not readers.are_within(segment, s)),
         released=tuple(slot for slot in inputs if not readers.are_after(segment, slot)),
         resident=sequence.resident - sequence.weights,
         weights=sequence.weights,

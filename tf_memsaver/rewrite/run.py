@@ -115,6 +115,10 @@ class Run:
         """Return whether an addition after the segment reads an output."""
         return not self.is_loss(place) and self._float_outputs[place] in self._block.gradients.added
 
+    def is_input_of_others(self, place: int) -> bool:
+        """Return whether others read an input, too."""
+        return self._entering.floats[place] in self._block.read_elsewhere
+
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         """Run and return the differentiable outputs, then the losses.
 
@@ -129,7 +133,11 @@ class Run:
         _refuse_composites(self._block, slots)
         made = [(slot, slots[slot]) for slot in self._block.outputs]
         assigned = self._block.assigned
-        self._float_outputs = tuple(slot for slot, t in made if slot not in assigned and is_differentiable(t))
+        # What a call hands on as it is, as the way into a network does, gets its gradients where it was made.
+        entered = {id(tensor) for tensor in (*inputs, *weights)}
+        self._float_outputs = tuple(
+            slot for slot, t in made if slot not in assigned and id(t) not in entered and is_differentiable(t)
+        )
         losses = scope.losses_added()
         self._effects = _Effects(
             others=tuple((slot, tensor) for slot, tensor in made if slot not in self._float_outputs),
@@ -191,8 +199,6 @@ class Run:
         scope = RecordingScope(given)
         with scope, keras_calls.call_environment(self._place.environment):
             self._inside(slots, self._place.training, replace(self._shared, names=names))
-            for slot in self._block.passed_on:
-                slots[slot] = _passed_on(slots[slot])
         return slots, scope
 
     # Once, after the first run ------------------------------------------------------------------------------------
@@ -214,16 +220,6 @@ class Run:
             owner.add_loss(loss)
         for variable, value in effects.updates:
             variable.assign(value)
-
-
-def _passed_on(tensor: Any) -> Any:
-    if not is_differentiable(tensor):
-        return tensor
-    copy = tf.identity(tensor)
-    mask = mask_of(tensor)
-    if mask is not None:
-        keras_calls.set_keras_mask(copy, mask)
-    return copy
 
 
 def _refuse_composites(block: Block, slots: Sequence[Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,17 +16,17 @@ from tf_memsaver.runtime import twins
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.order import hold_in_order, note_replay
 from tf_memsaver.runtime.own_gradients import with_gradient
-from tf_memsaver.runtime.replay import replay_eagerly, replay_in_graph
+from tf_memsaver.runtime.replay import Arrived, replay_eagerly, replay_in_graph
 from tf_memsaver.runtime.replayable import Shared
 from tf_memsaver.runtime.slices import Gradient, Gradients, changed, flattened, unflattened, values_of, with_values
 
 
-def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shared) -> Gradients:
-    """Return a gradient, or None, for each of the inputs and weights of a first run.
+def gradients_of(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients:
+    """Return a gradient, or None, for each place of a first run (``FirstRun.places``).
 
     Args:
       first: the run to replay.
-      arrived: the gradients of its outputs, by place; it has none for those that the loss does not depend on.
+      arrived: the terms of the gradients of its outputs, by output; none for those that the loss does not depend on.
       shared: what the segments of the same forward pass share.
     """
     if tf.executing_eagerly():
@@ -43,7 +44,11 @@ def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shar
     )
     gradients = _once_only(unflattened(traced), first, arrived)
     note_replay(graph, start, values_of(gradients))
-    terms = [may_be_summed(tensor, first.operations) for tensor in first.inputs]
+    terms = [
+        count > 1 or may_be_summed(tensor, first.operations)
+        for tensor, count in zip(first.inputs, first.counts, strict=True)
+        for _ in range(count)
+    ]
     terms += [first.variables.count(v) > 1 or first.function.is_read_elsewhere(v) for v in first.variables]
     values = [
         parity.leaving(gradient, gates) if term and gradient is not None else gradient
@@ -52,20 +57,23 @@ def gradients_of(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shar
     return with_values(gradients, values)
 
 
-def _once_only(gradients: Sequence[Gradient | None], first: FirstRun, arrived: Mapping[int, tf.Tensor]) -> Gradients:
+def _once_only(gradients: Sequence[Gradient | None], first: FirstRun, arrived: Arrived) -> Gradients:
     """Return gradients whose own gradient is an error."""
 
     def second(*_: Any) -> Any:
         raise SecondDerivativeError
 
     # Everything enters as an argument, so that no path of a second derivative goes around the error.
-    return changed(gradients, lambda found: with_gradient(found, [*arrived.values(), *first.arguments], second))
+    return changed(
+        gradients, lambda found: with_gradient(found, [*itertools.chain(*arrived.values()), *first.arguments], second)
+    )
 
 
-def _described(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Gates) -> twins.Replay | None:
+def _described(first: FirstRun, arrived: Arrived, gates: Gates) -> twins.Replay | None:
     """Return what the trace of a replay depends on, or None if that cannot be said."""
     function = first.function
-    entering = [*arrived.values(), *first.arguments]
+    upstream = [*itertools.chain(*arrived.values())]
+    entering = [*upstream, *first.arguments]
     read = [*entering, *first.held, *first.read]
     described = twins.description(first.operations, [*read, *first.outputs])
     if described is None:
@@ -82,12 +90,13 @@ def _described(first: FirstRun, arrived: Mapping[int, tf.Tensor], gates: Gates) 
     return twins.Replay(
         key=(
             function.forward_first,
-            tuple(arrived),
+            tuple((place, len(terms)) for place, terms in arrived.items()),
+            tuple(first.counts),
             tuple(first.wanted),
             # A frozen layer runs the same operations as others, but its variables are held, and get no gradient.
             tuple(first.variables),
             first.ungated,
-            tuple(gradient.op.type if gradient.op.type in RENAMED else "" for gradient in arrived.values()),
+            tuple(gradient.op.type if gradient.op.type in RENAMED else "" for gradient in upstream),
             operations,
         ),
         sources=(*read, *outside, *gates.constants()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ import tensorflow as tf
 from tf_memsaver.compat.tapes import followed
 from tf_memsaver.parity.gates import is_of_shapes
 from tf_memsaver.runtime.replayable import Replayable, Shared, Tensors
+
+_EAGER_TERMS = 64
+"""So many terms of an input's gradient leave one by one in eager mode, where nothing tells how many there are."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class FirstRun:
       wanted: for which of the inputs and weights a gradient is wanted.
       variables: by weight, a number of the variable that it was read from.
       outputs: the differentiable outputs.
+      counts: by input, how many terms of its gradient may leave one by one.
+      apart: by output, whether terms of its gradient arrive one by one: the function itself reads it, too.
       held: the other tensors that a replay must be given again.
       ungated: the places of those that it reads as they are.
       operations: what the run added to its graph, if there is one.
@@ -37,6 +43,8 @@ class FirstRun:
     wanted: list[bool]
     variables: list[int] = field(default_factory=list)
     outputs: list[tf.Tensor] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    apart: list[bool] = field(default_factory=list)
     held: list[tf.Tensor] = field(default_factory=list)
     ungated: frozenset[int] = frozenset()
     operations: tuple[tf.Operation, ...] = ()
@@ -48,17 +56,36 @@ class FirstRun:
         """Inputs and weights."""
         return [*self.inputs, *self.weights]
 
+    @property
+    def places(self) -> list[tf.Tensor]:
+        """Inputs and weights, each as often as terms of its gradient may leave one by one."""
+        repeated = (itertools.repeat(*each) for each in zip(self.inputs, self.counts, strict=True))
+        return [*itertools.chain.from_iterable(repeated), *self.weights]
+
+    def arriving(self, place: int, total: tf.Tensor, terms: Sequence[tf.Tensor] | None) -> Sequence[tf.Tensor]:
+        """Return the gradient that has arrived for an output: in terms, where the function adds others to them."""
+        return terms if terms and self.apart[place] else (total,)
+
     def run(self, shared: Shared) -> None:
         """Run the function, and note what it returns and adds to the graph."""
+        one_by_one = shared.parity.terms_one_by_one
+        others = [one_by_one and self.function.is_input_of_others(place) for place in range(len(self.inputs))]
         if tf.executing_eagerly():
             self.outputs = self.function.first_run(self.inputs, self.weights)
             self.held = self.function.held()
+            self.counts = [_EAGER_TERMS if each else 1 for each in others]
+            self.apart = [one_by_one] * len(self.outputs)
             return
         graph = tf.compat.v1.get_default_graph()
         start = graph.num_operations()
         self.outputs = self.function.first_run(self.inputs, self.weights)
         self.held = self.function.held()
         self.operations = tuple(graph.get_operations()[start:])
+        reads = Counter(id(tensor) for operation in self.operations for tensor in operation.inputs)
+        self.counts = [
+            max(1, reads[id(tensor)]) if each else 1 for tensor, each in zip(self.inputs, others, strict=True)
+        ]
+        self.apart = [one_by_one and reads[id(tensor)] > 0 for tensor in self.outputs]
         self.ungated = frozenset(p for p, t in enumerate(self.held) if tf.is_symbolic_tensor(t) and is_of_shapes(t))
         sources = itertools.compress(self.arguments, self.wanted)
         self.read, self.needed = shared.parity.read_in_first_run(

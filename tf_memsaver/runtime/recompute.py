@@ -16,11 +16,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.compat.gradient_terms import last_sum, note_sums
 from tf_memsaver.compat.tapes import VariableWatcher, followed, stop_recording
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.runtime.backward import gradients_of
@@ -48,29 +50,39 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     if not first.outputs:
         return []
     first.add_reads(function.read_again())
-    reached: list[int] = []
+    note_sums()
+    reached: dict[int, tuple[tf.Tensor, ...]] = {}
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
-        connected = sorted(set(reached)) if reached else range(len(first.outputs))
+        connected = sorted(reached) if reached else range(len(first.outputs))
+        arrived = {
+            place: tuple(map(tf.convert_to_tensor, first.arriving(place, upstream[place], reached.get(place))))
+            for place in connected
+        }
         reached.clear()
-        arrived = {place: tf.convert_to_tensor(upstream[place]) for place in connected}
         gradients = gradients_of(first, arrived, shared)
         # Variables reach the segment as tensors; of those listed here a gradient would be lost.
         _refuse_trained(watcher.watched_variables())
         return gradients
 
-    outputs = with_gradient(first.outputs, first.arguments, gradient)
-    if len(outputs) == 1:
+    outputs = with_gradient(first.outputs, first.places, gradient)
+    if len(outputs) == 1 and not first.apart[0]:
         return outputs
     noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or len(outputs) == 1:
         return noted
     added = [place for place in range(len(noted)) if function.is_added(place)]
     several = added if len(added) > 1 else ()
     return [
-        shared.parity.result(tensor, place in several) if function.may_be_term(place) else tensor
+        shared.parity.result(tensor, place in several, functools.partial(_note_terms, reached, place))
+        if function.may_be_term(place)
+        else tensor
         for place, tensor in enumerate(noted)
     ]
+
+
+def _note_terms(reached: dict[int, tuple[tf.Tensor, ...]], place: int, gradient: tf.Tensor) -> None:
+    reached[place] = last_sum(gradient)
 
 
 def _refuse_trained(variables: Sequence[Any]) -> None:

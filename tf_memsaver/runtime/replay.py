@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.compat.gradient_terms import gradients_in_terms
 from tf_memsaver.parity.gates import after
 from tf_memsaver.parity.gradients import READY
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
@@ -18,11 +20,14 @@ from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
 from tf_memsaver.runtime.replayable import Shared, Tensors
 from tf_memsaver.runtime.slices import Gradient, Gradients, values_of, with_values
 
+Arrived = Mapping[int, Sequence[tf.Tensor]]
+"""The terms of the gradients that have arrived, by output."""
 
-def replay_eagerly(first: FirstRun, arrived: Mapping[int, tf.Tensor]) -> Gradients:
-    """Replay a first run, and return the gradients of its inputs and weights for those that arrived, by output."""
+
+def replay_eagerly(first: FirstRun, arrived: Arrived) -> Gradients:
+    """Replay a first run, and return the gradients of its places for those that arrived, by output."""
     function = first.function
-    finished: list[int] = []
+    finished: dict[int, Any] = {}
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         inputs = [tf.identity(tensor) for tensor in first.inputs]
         sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
@@ -32,10 +37,10 @@ def replay_eagerly(first: FirstRun, arrived: Mapping[int, tf.Tensor]) -> Gradien
         losses = [function.is_loss(place) for place in range(len(outputs))]
         if any(losses):
             outputs = [t if is_loss else with_late_gradient(t) for t, is_loss in zip(outputs, losses, strict=True)]
-    results = tape.gradient([outputs[p] for p in arrived], sources, output_gradients=list(arrived.values()))
-    gradients = _spread(results, first.wanted)
-    count = len(inputs)
-    return [*gradients[:count], *_as_finished(gradients[count:], first.variables, finished)]
+    targets, upstream = _one_by_one({place: (outputs[place], terms) for place, terms in arrived.items()})
+    gradients = _gradients(first, tape, targets, upstream, sources, tf.zeros(()))
+    count = sum(first.counts)
+    return [*gradients[:count], *_as_finished(gradients[count:], first.variables, list(finished))]
 
 
 def _as_finished(gradients: Gradients, variables: Sequence[int], finished: Sequence[int]) -> Gradients:
@@ -51,11 +56,11 @@ def _as_finished(gradients: Gradients, variables: Sequence[int], finished: Seque
     return arranged
 
 
-def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: Shared) -> Gradients:
+def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients:
     """Trace what ``replay_eagerly`` does, so that nothing of it starts before the gradients have arrived."""
     function, graph = first.function, tf.compat.v1.get_default_graph()
     gates, parity = shared.gates, shared.parity
-    gate = gates.gate([gates.first_elements(list(arrived.values())), *first.read])
+    gate = gates.gate([gates.first_elements([*itertools.chain(*arrived.values())]), *first.read])
     with tf.control_dependencies([gate]), tf.GradientTape(watch_accessed_variables=False) as tape:
         inputs = [parity.entering(gate, tensor, function.forward_first) for tensor in first.inputs]
         sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
@@ -64,27 +69,56 @@ def replay_in_graph(first: FirstRun, arrived: Mapping[int, tf.Tensor], shared: S
         held = [t if place in first.ungated else after(gate, t) for place, t in enumerate(first.held)]
         outputs = function.replay(inputs, first.weights, held)
     end = graph.num_operations()
-    renamed = [
-        parity.arriving(gate, function.gradient_name(place), gradient, outputs[place], first.outputs[place])
-        for place, gradient in arrived.items()
-    ]
+    renamed = {
+        place: [
+            parity.arriving(gate, function.gradient_name(place), term, outputs[place], first.outputs[place])
+            for term in terms
+        ]
+        for place, terms in arrived.items()
+    }
     # Sums of gradients lie there in a function's backward pass; copies of its operations name their scopes in full.
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope(f"{FUNCTION_SCOPE}/"):
-        results = tape.gradient([outputs[place] for place in arrived], sources, output_gradients=renamed)
-    gradients = _spread(results, first.wanted)
+        targets, upstream = _one_by_one({place: (outputs[place], terms) for place, terms in renamed.items()})
+        gradients = _gradients(first, tape, targets, upstream, sources, gate)
     values = values_of(gradients)
     found = [each for each in values if each is not None]
     added = graph.get_operations()[start:]
     replayed = added[: end - start]
     parity.free_constants(replayed, gate)
     read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
-    return with_values(gradients, _released(values, len(inputs), gates.gate(read) if read else None, parity))
+    return with_values(gradients, _released(values, sum(first.counts), gates.gate(read) if read else None, parity))
 
 
-def _spread(results: Iterable[Gradient | None], wanted: Iterable[bool]) -> Gradients:
-    """Return a gradient where one was wanted, and None elsewhere."""
-    given = iter(results)
-    return [next(given) if each else None for each in wanted]
+def _one_by_one(arrived: Mapping[int, tuple[tf.Tensor, Sequence[tf.Tensor]]]) -> tuple[Tensors, Tensors]:
+    """Return targets and their gradients: a target of several terms stands there once for each."""
+    pairs = [(output, term) for output, terms in arrived.values() for term in terms]
+    return [output for output, _ in pairs], [term for _, term in pairs]
+
+
+def _gradients(
+    first: FirstRun, tape: tf.GradientTape, targets: Tensors, upstream: Tensors, sources: Tensors, marker: tf.Tensor
+) -> Gradients:
+    """Return a gradient, or None, for each place of a first run."""
+    counts = [*first.counts, *[1] * len(first.weights)]
+    several = any(count > 1 for count in itertools.compress(counts, first.wanted))
+    found: Iterator[Sequence[Gradient]]
+    if several:
+        found = iter(gradients_in_terms(tape, targets, upstream, sources, marker))
+    else:
+        results = tape.gradient(targets, sources, output_gradients=upstream)
+        found = iter([] if each is None else [each] for each in results)
+    return [
+        term
+        for count, wanted in zip(counts, first.wanted, strict=True)
+        for term in _filled(next(found) if wanted else [], count)
+    ]
+
+
+def _filled(terms: Sequence[Gradient], count: int) -> Gradients:
+    """Return terms in so many places; what is too many is added up in the last one."""
+    if len(terms) > count:
+        terms = [*terms[: count - 1], tf.add_n([tf.convert_to_tensor(term) for term in terms[count - 1 :]])]
+    return [*terms, *[None] * (count - len(terms))]
 
 
 def _released(

@@ -40,6 +40,10 @@ class Replayable(Protocol):
         """Whether an addition after the segment reads output ``place``."""
         ...
 
+    def is_input_of_others(self, place: int) -> bool:
+        """Whether others read input ``place``, too, so that its gradient is a sum outside."""
+        ...
+
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         """Run and return the differentiable outputs (floating tensors)."""
 

@@ -64,6 +64,9 @@ def activation_bytes(variant: str) -> int:
         def is_read_elsewhere(self, place: int) -> bool:
             return False
 
+        def is_input_of_others(self, place: int) -> bool:
+            return False
+
         def held(self) -> list[Any]:
             return []
 

@@ -1,0 +1,102 @@
+"""The terms of gradients: what tapes add up, one by one, as a replay must hand them on.
+
+A tape adds all gradients of a tensor by one call of its *aggregate function*, right before the backward function of
+what made the tensor; those of sources it adds at the end. Read from TensorFlow 2.20 and 2.21:
+``tensorflow/c/eager/tape.h: GradientTape::ComputeGradient`` and ``tensorflow/python/eager/backprop.py``, where both
+functions are registered.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop
+
+_vspace, _gradient_function = backprop._default_vspace, backprop._gradient_function
+
+
+class _Terms(list[Any]):
+    """What a tape gets instead of the sum of a source's terms."""
+
+
+class _Thread(threading.local):
+    """The gradient that stands for a source's own (``gradients_in_terms``), and the last sum with its terms."""
+
+    marker: Any = None
+    last: tuple[weakref.ref[Any], tuple[Any, ...]] | None = None
+
+
+_thread = _Thread()
+
+
+def gradients_in_terms(
+    tape: tf.GradientTape,
+    targets: Sequence[Any],
+    upstream: Sequence[Any],
+    sources: Sequence[Any],
+    marker: Any,
+) -> list[list[Any]]:
+    """Return, for each source, the terms of its gradient, in the order in which the tape would add them.
+
+    Args:
+      tape: what recorded the targets.
+      targets: what gradients come from; one of several terms stands there once for each.
+      upstream: their gradients.
+      sources: tensors that the tape was told to watch.
+      marker: any tensor that is nobody's gradient.
+
+    Tapes must have been told to ``note_sums``.
+    """
+    before, _thread.marker = _thread.marker, marker
+    try:
+        # A source that is a target, too, has the gradient that is given for it as its first term.
+        results = tape.gradient([*sources, *targets], sources, output_gradients=[*([marker] * len(sources)), *upstream])
+    finally:
+        _thread.marker = before
+    return [list(each) if isinstance(each, _Terms) else [] for each in results]
+
+
+@functools.cache
+def note_sums() -> None:
+    """Have tapes tell, from here on, what they add."""
+    pywrap_tfe.TFE_Py_RegisterVSpace(_vspace._replace(aggregate_fn=_added))
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient_of_operation)
+
+
+def last_sum(total: Any) -> tuple[Any, ...]:
+    """Return the terms of the gradient that has arrived for a tensor: to be called by its backward function.
+
+    A gradient that was passed on as it is by an operation in between is one term, be it a sum or not.
+    """
+    last, _thread.last = _thread.last, None
+    return last[1] if last is not None and last[0]() is total else (total,)
+
+
+def _added(gradients: Sequence[Any]) -> Any:
+    first = gradients[0]
+    if isinstance(first, _Terms):
+        first.extend(gradients[1:])
+        return first
+    if first is _thread.marker:
+        return _Terms(gradients[1:])
+    total = _vspace.aggregate_fn(gradients)
+    if len(gradients) > 1 and isinstance(total, tf.Tensor):
+        _thread.last = weakref.ref(total, _forget), tuple(gradients)
+    return total
+
+
+def _forget(total: weakref.ref[Any]) -> None:
+    last = _thread.last
+    if last is not None and last[0] is total:
+        _thread.last = None
+
+
+def _gradient_of_operation(*args: Any) -> Any:
+    _thread.last = None
+    return _gradient_function(*args)
