@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_memsaver.compat.gradient_terms import last_sum
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.runtime.recompute import recompute
 from tf_memsaver.runtime.replayable import Shared, Tensors
@@ -186,6 +188,53 @@ def test_nothing_inside_a_first_run_is_kept() -> None:
         y = recompute(Function(twice), [x], [])[0]
     assert inside[0]() is None
     assert tape.gradient(y, x) is not None and len(inside) == 2
+
+
+# What tapes are asked -------------------------------------------------------------------------------------------------
+
+
+def _terms_told(x: tf.Tensor) -> list[int]:
+    """How many terms a tape tells of a sum of three, when the gradient arrives."""
+    told: list[int] = []
+
+    @tf.custom_gradient
+    def listening(tensor: Any) -> Any:
+        def gradient(total: Any) -> Any:
+            told.append(len(last_sum(total)))
+            return total
+
+        return tf.identity(tensor), gradient
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        read = listening(x)
+        loss = tf.reduce_sum(tf.sin(read) * tf.exp(read) + tf.tanh(read))
+    tape.gradient(loss, x)
+    return told
+
+
+@MODES
+def test_tapes_note_terms_only_where_a_segment_is_recorded(eager: bool) -> None:
+    function = Function(dense)
+    counts: list[list[int]] = []
+
+    def plain() -> Any:
+        counts.append(_terms_told(tf.constant(X)))
+        return tf.constant(0.0)
+
+    def with_a_segment() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x := tf.constant(X))
+            loss = tf.reduce_sum(recompute(function, [x], [tf.constant(W)])[0])
+            counts.append(_terms_told(tf.constant(X)))
+        return tape.gradient(loss, x)
+
+    evaluated(with_a_segment, eager)
+    function.first_runs.clear()
+    function.replays.clear()
+    gc.collect()
+    evaluated(plain, eager)
+    assert counts == [[3], [1]]
 
 
 # What a replay is given -----------------------------------------------------------------------------------------------

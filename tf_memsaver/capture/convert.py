@@ -53,7 +53,7 @@ def build_graph(
     units = builder.units(source.sequence)
     ops = builder.ops(profile)
     roots = builder.roots()
-    joined = joined_positions(step)
+    joined = joined_positions(step, backward_is_a_call=source.sequence.forward_first is not None)
     cuts = tuple(cut for cut in find_cuts(ops, builder.values, roots, units) if cut.position not in joined)
     return Graph(
         name=source.name,

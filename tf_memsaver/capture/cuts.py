@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.parity.grappler import CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE
+from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE
 from tf_memsaver.parity.level import Rule, level_here
 from tf_memsaver.parity.sums import sums_of_many
 
 
-def joined_positions(step: TracedStep) -> set[int]:
-    """Return the positions between units at which no segment may end."""
+def joined_positions(step: TracedStep, *, backward_is_a_call: bool = False) -> set[int]:
+    """Return the positions between units at which no segment may end.
+
+    Args:
+      step: the traced step.
+      backward_is_a_call: whether the backward pass is a call of its own, as that of a ``tf.function`` is.
+    """
     rules = level_here().rules
-    return {position for rule, positions in _RULES.items() if rule in rules for position in positions(step)}
+    joined = {position for rule, positions in _RULES.items() if rule in rules for position in positions(step)}
+    if backward_is_a_call and Rule.WHOLE_GRADIENT_SUMS in rules:
+        joined |= _parting_positions(step)
+    return joined
 
 
 def _splitting_positions(step: TracedStep) -> set[int]:
@@ -35,6 +45,28 @@ def _splitting_positions(step: TracedStep) -> set[int]:
         if len(units) > 2:
             splitting |= _between(step, units)
     return splitting
+
+
+def _parting_positions(step: TracedStep) -> set[int]:
+    """Return the positions between the readers of a tensor whose gradient is a sum of three and more terms.
+
+    No tape runs in the backward pass of a function, so that nothing tells in which terms a gradient arrives: a segment
+    that makes a tensor and reads it would add its own to the sum of the others. A single one from behind is a sum of
+    one, if it is that of an addition. (Behind a Concat last bits differed: DenseNet121.)
+    """
+    readers, past_the_end = _reads_by_unit(step), len(step.boundary)
+    parting: set[int] = set()
+    for maker, tensor in ((u, t) for u, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)):
+        units = sorted({past_the_end if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
+        if units and (id(tensor), maker) in readers:
+            # A penalty of what a layer returns, for one.
+            units.insert(0, maker)
+        terms = [max(1, len(readers.get((id(tensor), unit), ()))) for unit in units]
+        if sum(terms) > 2 and len(units) > 1:
+            last = readers.get((id(tensor), units[-1]), [])
+            alone = len(last) == 1 and last[0] in ADDITIONS
+            parting |= _between(step, units[:-1] if alone else units)
+    return parting
 
 
 def _fusing_positions(step: TracedStep) -> set[int]:
@@ -156,3 +188,13 @@ def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int
             for tensor in operation.inputs:
                 readers.setdefault(id(tensor), []).append(operation)
     return unit_of, readers
+
+
+def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], list[str]]:
+    """Return, by tensor (id) and unit, the types of the forward operations that read it."""
+    types: dict[tuple[int, int], list[str]] = {}
+    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
+        if phase is Phase.FORWARD and unit is not None and operation.type not in rules.METADATA_READERS:
+            for tensor in operation.inputs:
+                types.setdefault((id(tensor), unit), []).append(operation.type)
+    return types

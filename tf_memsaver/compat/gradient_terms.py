@@ -3,7 +3,8 @@
 A tape adds all gradients of a tensor by one call of its *aggregate function*, right before the backward function of
 what made the tensor; those of sources it adds at the end. Read from TensorFlow 2.20 and 2.21:
 ``tensorflow/c/eager/tape.h: GradientTape::ComputeGradient`` and ``tensorflow/python/eager/backprop.py``, where both
-functions are registered.
+functions are registered. What plain models do is left as it is: the same functions are called with the same arguments,
+and nothing is noted where no segment was recorded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +34,10 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The graphs in which segments were recorded."""
+_eager: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The gradient functions of the segments that eager tapes have recorded."""
 
 
 def gradients_in_terms(
@@ -51,7 +56,7 @@ def gradients_in_terms(
       sources: tensors that the tape was told to watch.
       marker: any tensor that is nobody's gradient.
 
-    Tapes must have been told to ``note_sums``.
+    Somebody must have asked to ``note_sums``.
     """
     before, _thread.marker = _thread.marker, marker
     try:
@@ -62,9 +67,17 @@ def gradients_in_terms(
     return [list(each) if isinstance(each, _Terms) else [] for each in results]
 
 
+def note_sums(gradient: Callable[..., Any]) -> None:
+    """Have tapes tell what they add: in the current graph, or, in eager mode, while a segment's ``gradient`` lives."""
+    _register()
+    if tf.executing_eagerly():
+        _eager.add(gradient)
+    else:
+        _graphs.add(tf.compat.v1.get_default_graph())
+
+
 @functools.cache
-def note_sums() -> None:
-    """Have tapes tell, from here on, what they add."""
+def _register() -> None:
     pywrap_tfe.TFE_Py_RegisterVSpace(_vspace._replace(aggregate_fn=_added))
     pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient_of_operation)
 
@@ -86,9 +99,14 @@ def _added(gradients: Sequence[Any]) -> Any:
     if first is _thread.marker:
         return _Terms(gradients[1:])
     total = _vspace.aggregate_fn(gradients)
-    if len(gradients) > 1 and isinstance(total, tf.Tensor):
+    if len(gradients) > 1 and isinstance(total, tf.Tensor) and _somebody_listens(total):
         _thread.last = weakref.ref(total, _forget), tuple(gradients)
     return total
+
+
+def _somebody_listens(total: tf.Tensor) -> bool:
+    # Eager terms that are noted keep their memory until the next operation's gradient.
+    return total.graph in _graphs if tf.is_symbolic_tensor(total) else bool(_eager)
 
 
 def _forget(total: weakref.ref[Any]) -> None:

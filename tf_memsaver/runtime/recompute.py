@@ -50,7 +50,6 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
     if not first.outputs:
         return []
     first.add_reads(function.read_again())
-    note_sums()
     reached: dict[int, tuple[tf.Tensor, ...]] = {}
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
@@ -65,6 +64,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
         _refuse_trained(watcher.watched_variables())
         return gradients
 
+    note_sums(gradient)
     outputs = with_gradient(first.outputs, first.places, gradient)
     if len(outputs) == 1 and not first.apart[0]:
         return outputs
