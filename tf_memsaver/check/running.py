@@ -91,7 +91,12 @@ class _Fit:
         # The class's own: a task of KerasHub would prepare once more what is prepared already.
         with gradients_end_with_graphs():
             data = self._data.take(count * self._at_once)
-            keras.Model.fit(self._model, data, shuffle=False, verbose=0, callbacks=[watch])
+            try:
+                keras.Model.fit(self._model, data, shuffle=False, verbose=0, callbacks=[watch])
+            except ValueError as error:
+                if "No gradients provided" in str(error):
+                    raise batch.no_gradient(self._model.name) from error
+                raise
         watch.steps.seconds = [each / self._at_once for each in watch.steps.seconds]
         return watch.steps
 
