@@ -19,7 +19,9 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop
 
-_vspace, _gradient_function = backprop._default_vspace, backprop._gradient_function
+from tf_memsaver.compat.tapes import wrap_gradient_function
+
+_vspace = backprop._default_vspace
 
 
 class _Terms(list[Any]):
@@ -79,7 +81,7 @@ def note_sums(gradient: Callable[..., Any]) -> None:
 @functools.cache
 def _register() -> None:
     pywrap_tfe.TFE_Py_RegisterVSpace(_vspace._replace(aggregate_fn=_added))
-    pywrap_tfe.TFE_Py_RegisterGradientFunction(_gradient_of_operation)
+    wrap_gradient_function(_forgetting)
 
 
 def last_sum(total: Any) -> tuple[Any, ...]:
@@ -115,6 +117,9 @@ def _forget(total: weakref.ref[Any]) -> None:
         _thread.last = None
 
 
-def _gradient_of_operation(*args: Any) -> Any:
-    _thread.last = None
-    return _gradient_function(*args)
+def _forgetting(differentiate: Callable[..., Any]) -> Callable[..., Any]:
+    def differentiated(*given: Any) -> Any:
+        _thread.last = None
+        return differentiate(*given)
+
+    return differentiated

@@ -1,7 +1,7 @@
 """Listening to tapes: which operation each part of a backward pass is the gradient of, and when a pass is all there.
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/eager/backprop.py``
-(``_gradient_function``, ``GradientTape.gradient``), ``execute.py``, ``imperative_grad.py`` and, for functions,
+(``GradientTape.gradient``), ``execute.py``, ``imperative_grad.py`` and, for functions,
 ``tensorflow/python/ops/gradients_util.py`` (``_GradientsHelper``).
 """
 
@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import backprop, execute, imperative_grad
+from tensorflow.python.eager import execute, imperative_grad
 from tensorflow.python.ops import gradients_util
 
-from tf_memsaver.compat.tapes import could_possibly_record
+from tf_memsaver.compat.tapes import could_possibly_record, wrap_gradient_function
 
 _MARK = "\n"
 """Parts the name scope that an operation is recorded with from the operation's name. No scope has it."""
@@ -84,7 +84,7 @@ def _tell(operation: Any, differentiate: Callable[[], Any]) -> Any:
 @functools.cache
 def _make_tapes_tell() -> None:
     """Wrap what records operations, what differentiates one, and what a tape's ``gradient`` calls."""
-    record, differentiate, take = execute.record_gradient, backprop._gradient_function, imperative_grad.imperative_grad
+    record, take = execute.record_gradient, imperative_grad.imperative_grad
 
     @functools.wraps(record)
     def recorded(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
@@ -94,12 +94,15 @@ def _make_tapes_tell() -> None:
         scope = f"{tf.get_current_name_scope()}{_MARK}{outputs[0].op.name}"
         return pywrap_tfe.TFE_Py_RecordGradient(op_name, inputs, attrs, outputs, scope)
 
-    def differentiated(*given: Any) -> Any:
-        *others, marked = given
-        scope, mark, name = (marked or "").partition(_MARK)
-        if not mark or _thread.listener is None or tf.compat.v1.get_default_graph() is not _thread.graph:
-            return differentiate(*others, scope)
-        return _tell(_thread.graph.get_operation_by_name(name), lambda: differentiate(*others, scope))
+    def telling(differentiate: Callable[..., Any]) -> Callable[..., Any]:
+        def differentiated(*given: Any) -> Any:
+            *others, marked = given
+            scope, mark, name = (marked or "").partition(_MARK)
+            if not mark or _thread.listener is None or tf.compat.v1.get_default_graph() is not _thread.graph:
+                return differentiate(*others, scope)
+            return _tell(_thread.graph.get_operation_by_name(name), lambda: differentiate(*others, scope))
+
+        return differentiated
 
     @functools.wraps(take)
     def taken(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +113,7 @@ def _make_tapes_tell() -> None:
         _thread.listener.took_gradients(start, _thread.graph.num_operations(), sources, results, nested)
         return results
 
-    pywrap_tfe.TFE_Py_RegisterGradientFunction(differentiated)
+    wrap_gradient_function(telling)
     execute.record_gradient, imperative_grad.imperative_grad = recorded, taken
 
 

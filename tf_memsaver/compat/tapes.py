@@ -1,7 +1,7 @@
 """Gradient tapes: what they record, and what they are kept from recording.
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/eager/record.py`` and
-``execute.py``, ``tensorflow/python/ops/resource_variable_ops.py``.
+``execute.py``, ``backprop.py`` (``_gradient_function``), ``tensorflow/python/ops/resource_variable_ops.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import execute
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop, execute
 from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
 from tensorflow.python.eager.record import could_possibly_record as could_possibly_record
 from tensorflow.python.eager.record import record_operation as record_operation
@@ -75,3 +76,13 @@ def _make_operations_tell() -> None:
         return record(op_name, inputs, attrs, outputs)
 
     execute.must_record_gradient, execute.record_gradient = asked, told
+
+
+def wrap_gradient_function(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace what differentiates an operation for all tapes by what ``wrap`` makes of it.
+
+    TensorFlow keeps one such function and cannot be asked for it: whoever registers one of his own elsewhere takes
+    away what was wrapped here.
+    """
+    backprop._gradient_function = wrap(backprop._gradient_function)
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)

@@ -1,0 +1,73 @@
+"""Tapes: what several modules ask of TensorFlow's one gradient function, they all get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tf_memsaver.compat import gradient_terms, gradients
+from tf_memsaver.compat.tapes import wrap_gradient_function
+
+
+@pytest.fixture
+def _restored() -> Iterator[None]:
+    gradients._make_tapes_tell()
+    before: list[Callable[..., Any]] = []
+    wrap_gradient_function(lambda found: (before.append(found), found)[1])
+    yield
+    wrap_gradient_function(lambda _: before[0])
+
+
+@pytest.mark.usefixtures("_restored")
+def test_all_who_wrap_the_gradient_function_are_called() -> None:
+    called: list[str] = []
+
+    def noted(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def wrap(differentiate: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *given: (called.append(name), differentiate(*given))[1]
+
+        return wrap
+
+    for name in ("first", "second"):
+        wrap_gradient_function(noted(name))
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+    assert float(tape.gradient(y, x)) == 6.0
+    assert called == ["second", "first"]
+
+
+class _Heard:
+    """Keeps the names of the operations that were differentiated."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def differentiated(self, operation: tf.Operation, *args: Any) -> None:
+        self.names.append(operation.name)
+
+    def took_gradients(self, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("terms_last", [False, True])
+def test_tapes_are_heard_whoever_came_first(terms_last: bool) -> None:
+    listener = _Heard()
+    if not terms_last:
+        gradient_terms._register.__wrapped__()
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        with gradients.tapes_heard_by(listener), tf.GradientTape() as tape:
+            if terms_last:
+                gradient_terms._register.__wrapped__()
+            tape.watch(x)
+            y = tf.sin(x, name="sine")
+            return tape.gradient(y, x)
+
+    assert float(tf.function(function)(tf.constant(0.0))) == 1.0
+    assert listener.names == ["sine"]
