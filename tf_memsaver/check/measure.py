@@ -24,11 +24,12 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.check.running import Runner, default_mode, runner_of
+from tf_memsaver.check.running import How, Runner, runner_of
 from tf_memsaver.check.tether import tether
 from tf_memsaver.check.training_step import KeptState
 from tf_memsaver.check.watch import device_name
 from tf_memsaver.compat import keras_copies, keras_models
+from tf_memsaver.compat.keras_variables import bytes_of, is_trained
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options.table import MeasureOptions
@@ -135,7 +136,7 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
       MeasurementError: the process failed; the message carries the end of its log.
       OutputError: there is no room for temporary files.
     """
-    told, steps = told_of(model, options), options["steps"]
+    told = told_of(model, options)
     model = told.model
     if isinstance(model, Loop) and options["isolate"]:
         raise InvalidRequestError(
@@ -145,9 +146,10 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     if options["beside_plain"] and not is_optimized(model):
         raise InvalidRequestError("beside_plain compares an optimized model with its plain form: this one is plain.")
     batch.batch_specs(model, told.batch_size)
-    mode = options["mode"] or default_mode(model, told)
+    (given,) = told.batches(model, 1)
+    how = How.of(model, told, given, options["mode"])
     measured = (_measure_in_process if options["isolate"] else measure_here)(
-        model, told, mode, steps, options["beside_plain"]
+        model, told, given, how, options["steps"], options["beside_plain"]
     )
     if measured.activation_bytes < LEAST_BYTES:
         logging.warning(
@@ -163,11 +165,9 @@ LEAST_BYTES = 16 << 20
 """Where measured activations begin to mean something: the CPU's pool counts buffers of 256 KiB and more."""
 
 
-def _measure_in_process(model: Any, told: Told, mode: str, steps: int, beside_plain: bool) -> Measurement:
+def _measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: int, beside_plain: bool) -> Measurement:
     with scratch_folder(tempfile.gettempdir()) as folder, tether() as stdin:
         path = os.path.join(folder, "model.keras")
-        (given,) = told.batches(model, 1)
-        batch.needs_stand_in(model, told.batch_size, given)  # For its warning: the log of the process is not shown.
         try:
             model.save(path)
         except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
@@ -179,7 +179,7 @@ def _measure_in_process(model: Any, told: Told, mode: str, steps: int, beside_pl
             "model": path,
             "inputs": inputs_to_json(model),
             "told": _write_told(told, given, folder),
-            "mode": mode,
+            "how": how._asdict(),
             "steps": steps,
             "beside_plain": beside_plain,
             "safe_mode": keras_copies.loads_in_safe_mode(),
@@ -295,28 +295,28 @@ def _texts(item: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def measure_here(model: Any, told: Told, mode: str, steps: int, beside_plain: bool) -> Measurement:
+def measure_here(model: Any, told: Told, given: Batch, how: How, steps: int, beside_plain: bool) -> Measurement:
     """Measure in this process, where buffers of other work may be counted; see ``measure``."""
     plain = strip(model) if beside_plain else None
-    with KeptState(*filter(None, (model, plain))), runner_of(model, told, mode) as runner:
+    with KeptState(*filter(None, (model, plain))), runner_of(model, told, given, how) as runner:
         first, found = runner.run(1), runner.run(steps)
         beside = None
         if plain is not None:
-            with runner_of(plain, told, mode) as other:
+            with runner_of(plain, told, given, how) as other:
                 beside = _in_turns(runner, other, max(2, steps // ROUNDS))
     seconds = statistics.median(found.seconds) if beside is None else beside.seconds
     quartiles = statistics.quantiles(found.seconds, n=4) if steps > 1 else found.seconds * 3
     return Measurement(
         device=device_name(),
-        mode=mode,
+        mode=how.mode,
         batch_size=told.batch_size,
         peak_bytes=max(found.peaks),
         least_peak_bytes=min(found.peaks),
         live_bytes=min(found.lives),
-        gradient_bytes=runner.gradient_bytes,
+        gradient_bytes=sum(bytes_of(v) for v in model.trainable_variables if is_trained(v)),
         step_seconds=seconds,
         step_seconds_range=(quartiles[0], quartiles[-1]),
-        trace_seconds=0.0 if mode == "eager" else max(0.0, first.seconds[0] - seconds),
+        trace_seconds=0.0 if how.mode == "eager" else max(0.0, first.seconds[0] - seconds),
         steps=steps,
         plain_step_seconds=None if beside is None else beside.plain_seconds,
         slowdown_range=None if beside is None else beside.slowdown_range,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,6 @@ import tensorflow as tf
 from tf_memsaver.check.training_step import OwnTrainStep, Step, TrainingStep, free
 from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
-from tf_memsaver.compat.keras_variables import bytes_of, is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program import batch
@@ -24,24 +23,45 @@ from tf_memsaver.program.signature import is_planned_as_a_step
 
 
 class Runner(Protocol):
-    """Runs steps of a model on one batch, again and again; ``gradient_bytes`` is the size of its weights' gradients."""
-
-    gradient_bytes: int
+    """Runs steps of a model on one batch, again and again."""
 
     def run(self, count: int) -> Steps:
         """Run as many steps; return their figures. The first step ever is traced, and compiled where it is."""
 
 
-@contextlib.contextmanager
-def runner_of(model: Any, told: Told, mode: str) -> Iterator[Runner]:
-    """Yield what runs a model's steps in a mode of ``options.table``; what ``fit`` notes of itself is put back after.
+class How(NamedTuple):
+    """How steps are run: in a mode of ``options.table``, and with the mean square of the outputs as a loss or not."""
 
-    Raises:
-      InvalidRequestError: the model has no ``fit`` to run.
-    """
-    (given,) = told.batches(model, 1)
-    if mode != "fit":
-        yield _OneByOne(_step_of(model, told, mode, given), given)
+    mode: str
+    stand_in: bool
+
+    @classmethod
+    def of(cls, model: Any, told: Told, given: Batch, mode: str | None) -> How:
+        """Return how the steps of a model are run on a batch: in ``fit``, if no mode is wanted and ``fit`` can be.
+
+        Raises:
+          InvalidRequestError: ``fit`` is wanted of a model that has none, or whose loss cannot be computed.
+        """
+        stand_in = batch.needs_stand_in(model, told.batch_size, given)
+        has_fit = not isinstance(model, Loop) and bool(getattr(model, "compiled", False))
+        if mode == "fit" and not has_fit:
+            raise InvalidRequestError(
+                'mode="fit" runs the fit of a compiled model: compile it, or leave mode out for a step of our own.'
+            )
+        if mode == "fit" and stand_in:
+            raise InvalidRequestError(
+                'mode="fit" computes the model\'s own loss, which cannot be done on this data: the log says why. '
+                "Give data=, what your fit is given, or leave mode out for a step of our own."
+            )
+        fits = has_fit and not stand_in and replicas_of(model) == 1
+        return cls(mode or ("fit" if fits else "graph"), stand_in)
+
+
+@contextlib.contextmanager
+def runner_of(model: Any, told: Told, given: Batch, how: How) -> Iterator[Runner]:
+    """Yield what runs a model's steps on a batch; what ``fit`` notes of itself is put back after."""
+    if how.mode != "fit":
+        yield _OneByOne(_step_of(model, given, how), given)
         return
     kept = {name: vars(model).get(name) for name in _NOTED_BY_FIT}
     try:
@@ -56,35 +76,19 @@ def runner_of(model: Any, told: Told, mode: str) -> Iterator[Runner]:
 _NOTED_BY_FIT = ("history", "stop_training", "train_function")
 
 
-def default_mode(model: Any, told: Told) -> str:
-    """Return ``"fit"`` for a model that ``fit`` can be called on with what is known of its data, else ``"graph"``."""
-    if not _has_fit(model) or replicas_of(model) > 1:
-        return "graph"
-    (given,) = told.batches(model, 1)
-    return "graph" if batch.needs_stand_in(model, told.batch_size, given) else "fit"
-
-
-def _has_fit(model: Any) -> bool:
-    return not isinstance(model, Loop) and bool(getattr(model, "compiled", False))
-
-
 class _Fit:
     """Keras's own ``fit``, on a dataset of the shapes that the user's data has."""
 
     def __init__(self, model: Any, told: Told, given: Batch) -> None:
-        if not _has_fit(model):
-            raise InvalidRequestError(
-                'mode="fit" runs the fit of a compiled model: compile it, or leave mode out for a step of our own.'
-            )
         self._model, self._at_once = model, model.steps_per_execution
         shapes = [leaf.shape for leaf in _specs_in_fit(told, given).leaves]
 
         def element(*leaves: tf.Tensor) -> Any:
             opened = map(tf.compat.v1.placeholder_with_default, leaves, shapes)
-            return keras.utils.pack_x_y_sample_weight(*given.filled(opened))
+            # Lists in a dataset are rows of tensors.
+            return keras.tree.lists_to_tuples(keras.utils.pack_x_y_sample_weight(*given.filled(opened)))
 
         self._data = tf.data.Dataset.from_tensors(tuple(given.leaves)).repeat().map(element)
-        self.gradient_bytes = sum(bytes_of(v) for v in model.trainable_variables if is_trained(v))
 
     def run(self, count: int) -> Steps:
         watch = StepWatch()
@@ -113,7 +117,6 @@ class _OneByOne:
 
     def __init__(self, step: Step, given: Batch) -> None:
         self._step, self._given, self._traced = step, given, False
-        self.gradient_bytes = step.gradient_bytes
 
     def run(self, count: int) -> Steps:
         watch = StepWatch()
@@ -128,9 +131,8 @@ class _OneByOne:
         return watch.steps
 
 
-def _step_of(model: Any, told: Told, mode: str, given: Batch) -> Step:
+def _step_of(model: Any, given: Batch, how: How) -> Step:
     if is_planned_as_a_step(model):
-        return OwnTrainStep(model, mode, given)
+        return OwnTrainStep(model, how.mode, given)
     optimizer = own_optimizer(model)
-    stand_in = batch.needs_stand_in(model, told.batch_size, given)
-    return TrainingStep(model, mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
+    return TrainingStep(model, how.mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=how.stand_in)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat.keras_training import compiled_parts
-from tf_memsaver.compat.keras_variables import bytes_of, is_trained
+from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.program import batch
 from tf_memsaver.program.data import Batch
@@ -44,8 +44,6 @@ class KeptState:
 
 class Step:
     """A function of a batch, run in a ``Mode`` of ``options.table``; its batch dimension is free, if that is wanted."""
-
-    gradient_bytes = 0
 
     def __init__(self, function: Callable[..., Any], mode: str, example: Batch, *, free_batch: bool = True) -> None:
         """Prepare to run a function of the leaves of batches like ``example``."""
@@ -82,7 +80,6 @@ class OwnTrainStep(Step):
             return model.train_step(keras.utils.pack_x_y_sample_weight(*structure.filled(leaves)))
 
         super().__init__(step, mode, example)
-        self.gradient_bytes = sum(bytes_of(v) for v in model.trainable_variables if is_trained(v))
 
 
 class TrainingStep(Step):
@@ -116,7 +113,6 @@ class TrainingStep(Step):
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.weights)
-        self.gradient_bytes = sum(map(bytes_of, self.weights))
         super().__init__(self._step, mode, example, free_batch=free_batch)
 
     def _step(self, *leaves: Any) -> tuple[Any, list[Any]]:

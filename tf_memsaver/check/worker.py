@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 from tf_memsaver.check.measure import measure_here, read_told
+from tf_memsaver.check.running import How
 from tf_memsaver.program.signature import note_inputs_of_json
 from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the class that optimized models are saved as)
 
@@ -29,7 +30,8 @@ def main(job_text: str, result_path: str) -> None:
     model = keras.saving.load_model(job["model"], custom_objects=found_again(job["custom_objects"]))
     note_inputs_of_json(model, job["inputs"])
     told = read_told(model, job["told"])
-    measured = measure_here(model, told, job["mode"], job["steps"], job["beside_plain"])
+    (given,) = told.batches(model, 1)
+    measured = measure_here(model, told, given, How(**job["how"]), job["steps"], job["beside_plain"])
     with open(result_path, "w", encoding="utf-8") as file:
         json.dump(measured.to_json(), file)
 
