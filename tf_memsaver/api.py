@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -50,7 +48,7 @@ from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
 from tf_memsaver.saved import saved_model
 from tf_memsaver.saved.export import export_saved_model
-from tf_memsaver.units import AUTO, format_bytes
+from tf_memsaver.units import AUTO
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,7 +103,7 @@ class Trace:
         Raises:
           MemsaverError: what ``search_plan`` raises for limits and hints.
         """
-        return self._plans.plan(_request(_known_budget(options, self.model), **self._how))
+        return self._plans.plan(_request(options, self.model, **self._how))
 
     @takes(CurveOfTraceOptions)
     def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:
@@ -114,7 +112,7 @@ class Trace:
         Raises:
           HintError: a pattern matches no layer, or the hints contradict each other.
         """
-        return self._plans.curve(_request(options, **self._how), options["points"])
+        return self._plans.curve(_request(options, self.model, **self._how), options["points"])
 
     def apply(self, plan: Plan) -> Any:
         """Return the model as one that trains by ``plan``; what is returned and raised is ``apply_plan``'s."""
@@ -231,7 +229,7 @@ def optimize_function(
       UnsupportedModelError: the function uses no trainable variable, or returns nothing that has a gradient.
       MemsaverError: what ``search_plan`` raises for plans.
     """
-    request = _request(_known_budget(options, None), granularity="op")
+    request = _request(options, granularity="op")
     calls = FunctionCalls(concrete_function(function, specs))
     plan = _function_plan(calls, _known_or_none(batch_size), request)
     optimized = make_optimized_function(calls, plan)
@@ -267,7 +265,7 @@ def rewrite_saved_model(
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.
     """
-    request, size = _request(_known_budget(options, None), granularity="op"), _known_or_none(batch_size)
+    request, size = _request(options, granularity="op"), _known_or_none(batch_size)
     plans = saved_model.rewrite(
         source=path("source", source),
         target=target,
@@ -341,26 +339,20 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     check_strategy(options["strategy"])
     start = options["batch_size"] or (32 if options["data"] is None else None)
     told = told_of(_plain_subject(model, options), {**options, "batch_size": start})
-    request = _request(_known_budget({**options, "budget": options["budget"] or AUTO}, told.model))
+    request = _request({**options, "budget": options["budget"] or AUTO}, told.model)
     if request.budget_bytes is None:
         raise InvalidRequestError("a share of the plain peak is a budget for one batch size. Give bytes, or 'auto'.")
 
-    @functools.cache
     def capture(size: int) -> Graph:
+        logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)
         return capture_graph(told.model, **{**_part(options, CaptureOptions), "batch_size": size, "step": None})
 
-    wanted = request.budget_bytes
-    while True:
-        found = largest_batch(capture, request, told.batch_size, versions=versions())
-        if options["predict_only"] or isinstance(told.model, Loop):
-            return found
-        optimized = make_optimized(told.model, found.plan)
-        measured = measure(optimized, data=options["data"], batch_size=found.batch_size, steps=3)
-        if measured.peak_bytes <= wanted:
-            return replace(found, measured_peak_bytes=measured.peak_bytes)
-        logging.info("tf_memsaver: a batch of %d took %s", found.batch_size, format_bytes(measured.peak_bytes))
-        less = max(measured.peak_bytes - wanted, wanted // 100)
-        request = replace(request, budget_bytes=max(1, request.budget_bytes - less))
+    def measured(plan: Plan) -> int:
+        optimized = make_optimized(told.model, plan)
+        return measure(optimized, data=options["data"], batch_size=plan.batch_size, steps=3).peak_bytes
+
+    is_run = not options["predict_only"] and not isinstance(told.model, Loop)
+    return largest_batch(capture, request, told.batch_size, versions=versions(), measure=measured if is_run else None)
 
 
 def _part(options: Mapping[str, Any], group: Any) -> dict[str, Any]:
@@ -385,30 +377,34 @@ def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Reques
     return solve(graph, request, versions=versions())
 
 
-def _known_budget(options: Mapping[str, Any], model: Any) -> Mapping[str, Any]:
-    """Return options with a budget in bytes, or as a share, for ``"auto"``: what the device has left for a step.
+def _request(options: Mapping[str, Any], model: Any = None, **fixed: Any) -> Request:
+    """Return what the options of a verb ask of a planner; ``budget="auto"`` is what the device has left for a step.
 
     What a model's variables and optimizer take already is a part of a step.
 
     Raises:
-      InvalidRequestError: nothing tells how much memory there is.
+      InvalidRequestError: nothing tells how much memory there is, or a limit has no meaning.
     """
-    if options["budget"] != AUTO:
-        return options
-    left = bytes_left()
-    if left is None:
-        raise InvalidRequestError("budget='auto': this system does not tell how much memory is left. Give bytes.")
-    optimizer = own_optimizer(model)
-    variables = [*getattr(model, "variables", ()), *(optimizer.variables if optimizer else ())]
-    return {**options, "budget": int(_OF_WHAT_IS_LEFT * left) + sum(map(bytes_of, variables))}
+    asked = {**options, **fixed}
+    if asked.get("budget") == AUTO:
+        asked["budget"] = int(_OF_WHAT_IS_LEFT * _bytes_left()) + _bytes_taken(model)
+    request = Request.of(asked)
+    check_strategy(request.strategy)
+    return request
 
 
 _OF_WHAT_IS_LEFT = 0.9
 """Buffers are not all that a process needs, and others work beside it."""
 
 
-def _request(options: Mapping[str, Any], **fixed: Any) -> Request:
-    """Return what the options of a verb ask of a planner."""
-    request = Request.of({**options, **fixed})
-    check_strategy(request.strategy)
-    return request
+def _bytes_left() -> int:
+    left = bytes_left()
+    if left is None:
+        raise InvalidRequestError("budget='auto': this system does not tell how much memory is left. Give bytes.")
+    return left
+
+
+def _bytes_taken(model: Any) -> int:
+    optimizer = own_optimizer(model)
+    variables = [*getattr(model, "variables", ()), *(optimizer.variables if optimizer else ())]
+    return sum(map(bytes_of, variables))

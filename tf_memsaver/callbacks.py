@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.api import optimize
-from tf_memsaver.check.watch import StepWatch
+from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import share_compiled_parts
 from tf_memsaver.options.checks import none_or, whole
 from tf_memsaver.options.table import PlanOptions
@@ -87,9 +87,7 @@ class MemoryMonitor(StepWatch):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Forget the steps before."""
-        self.steps.peaks.clear()
-        self.steps.lives.clear()
-        self.steps.seconds.clear()
+        self.steps = Steps()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Take down the step's figures; warn of the first peak that is above the plan's."""

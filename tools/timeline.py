@@ -2,7 +2,7 @@
 
 Usage: python -m tools.timeline [--output=docs/timeline.svg]
 
-The step is MobileNetV2's of the table above the picture: batch 32, 128x128 images, Adam. Bytes are those of live
+The step is MobileNetV2's of the table below the picture: batch 32, 128x128 images, Adam. Bytes are those of live
 tensors, as the simulator counts them, and times are the cost model's.
 """
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 _STYLE = """
  text { font: 13px system-ui, sans-serif; fill: #444 }
  .title { font-size: 15px; font-weight: 600 }
- .axis, .grid { stroke: #999; stroke-width: 1; fill: none }
+ .grid { stroke: #999; stroke-width: 1; fill: none }
  .grid { opacity: .25 }
  .plain { stroke: #c8553d; fill: #c8553d }
  .planned { stroke: #2a6f97; fill: #2a6f97 }

@@ -187,6 +187,12 @@ def test_layers_are_whole_where_operations_would_not_do_and_the_plan_says_why(bu
     assert plan.labels == tf_memsaver.search_plan(model, batch_size=4, granularity="layer").labels
 
 
+def test_a_step_of_ones_own_is_planned_by_layers_and_the_plan_says_so() -> None:
+    model = with_an_own_step()
+    batch = (tf.TensorSpec((4, LENGTH, WIDTH)), tf.TensorSpec(model(np.zeros((4, LENGTH, WIDTH), np.float32)).shape))
+    assert "step of its own" in tf_memsaver.search_plan(model, data=batch, granularity="auto").note
+
+
 def test_a_plan_says_what_it_chose_and_is_read_back(tmp_path: Any) -> None:
     model = functional()
     plan = tf_memsaver.search_plan(model, data=data(), granularity="auto", strategy="min_peak")

@@ -179,7 +179,7 @@ def _measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: i
             "model": path,
             "inputs": inputs_to_json(model),
             "told": _write_told(told, given, folder),
-            "how": how._asdict(),
+            "how": dataclasses.asdict(how),
             "steps": steps,
             "beside_plain": beside_plain,
             "safe_mode": keras_copies.loads_in_safe_mode(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -29,7 +30,8 @@ class Runner(Protocol):
         """Run as many steps; return their figures. The first step ever is traced, and compiled where it is."""
 
 
-class How(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class How:
     """How steps are run: in a mode of ``options.table``, and with the mean square of the outputs as a loss or not."""
 
     mode: str

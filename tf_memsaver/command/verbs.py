@@ -44,10 +44,8 @@ def plan(source: str, flags: Any, progress: Progress) -> Result:
     target = None if flags.output is None else output_target(source, flags, Kind.FILE)
     model = _load(source, flags, progress)
     made = _search(_plain(model), flags, progress)
-    shown: tuple[RenderableType, ...] = (tables.segments_table(made), tables.before_after_table(made))
-    if target is not None:
-        made.save_to(target)
-        shown += (f"plan written to {flags.output}",)
+    written = _written(made, target, flags)
+    shown = (tables.segments_table(made), tables.before_after_table(made), *written)
     return Result(satisfied=True, document=made.to_json(), shown=shown)
 
 
@@ -71,11 +69,8 @@ def max_batch(source: str, flags: Any, progress: Progress) -> Result:
     limits = {name: getattr(flags, name) for name in LIMITS}
     with progress.stage("planning for several batch sizes" + ("" if flags.predict_only else ", running the largest")):
         found = api.max_batch_size(model, **_batches(flags, progress), **limits, predict_only=flags.predict_only)
-    shown: tuple[RenderableType, ...] = (tables.rates_table(found), str(found))
-    if target is not None:
-        found.plan.save_to(target)
-        shown += (f"plan written to {flags.output}",)
-    return Result(satisfied=True, document=found.to_json(), shown=shown)
+    written = _written(found.plan, target, flags)
+    return Result(satisfied=True, document=found.to_json(), shown=(tables.rates_table(found), str(found), *written))
 
 
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
@@ -157,6 +152,14 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
 VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
     verb.__name__.replace("_", "-"): verb for verb in (estimate, plan, curve, max_batch, optimize, verify, measure)
 }
+
+
+def _written(made: Plan, target: Any, flags: Any) -> tuple[RenderableType, ...]:
+    """Write a plan to where --output says, if it does; return what to say of it."""
+    if target is None:
+        return ()
+    made.save_to(target)
+    return (f"plan written to {flags.output}",)
 
 
 def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:

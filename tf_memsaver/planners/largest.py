@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
@@ -19,8 +19,8 @@ from tf_memsaver.units import format_bytes
 Capture = Callable[[int], Graph]
 """Traces a training step at a batch size."""
 
-MOST_ANSWERS = 6
-"""Captures of answers: each that turns out wrong is a point of the next line, which goes through it."""
+Measure = Callable[[Plan], int]
+"""Runs steps by a plan; returns the largest peak in bytes."""
 
 PRECISION = 256
 """A batch is found to one part in so many, and to one sample up to this size."""
@@ -71,49 +71,72 @@ class LargestBatch:
         )
 
 
-def largest_batch(capture: Capture, request: Request, start: int, *, versions: Versions = ()) -> LargestBatch:
+def largest_batch(
+    capture: Capture, request: Request, start: int, *, versions: Versions = (), measure: Measure | None = None
+) -> LargestBatch:
     """Return the largest batch whose plan keeps the budget and the ``max_overhead`` of a request.
 
     The step is captured at ``start`` samples and at twice as many. Other sizes are planned for the line through both,
-    the answer for a capture of its own.
+    the answer for a capture of its own. What ``measure`` finds above the budget is planned again for less.
 
     Raises:
       InfeasibleBudgetError, InfeasibleOverheadError: not even a batch of one sample trains so.
       HintError: as in ``solve``.
     """
-    captures: dict[int, Graph] = {}
-
-    def captured(size: int) -> Graph:
-        if size not in captures:
-            captures[size] = capture(size)
-        return captures[size]
-
-    start = max(2, start)
-    line = _line(captured, start, 2 * start)
-    most = _most(lambda size: _planned(line(size), request) is not None, start, MOST_BATCH)
-    for _ in range(MOST_ANSWERS):
-        answer = max(1, most)
-        plan = _planned(captured(answer), request, versions)
-        if plan is not None or answer == 1:
-            break
-        line = _line(captured, min(captures), answer)
-        most = _most(lambda size: _planned(line(size), request) is not None, answer // 2, answer - 1)  # noqa: B023
-    if plan is None:  # It says what is missing.
-        plan = Plans(captured(answer), versions=versions).plan(request)
-    budget = request.budget_bytes
+    steps, budget, margin = _Steps(capture, max(2, start)), request.budget_bytes, 0
     assert budget is not None
-    plain = _most(lambda size: _plain_peak(line(size)) <= budget, min(start, answer), answer)
-    sizes = {answer, plain, *(round(answer * part / RATES) for part in range(1, RATES))} - {0}
-    rates = [_rate(captured(size) if size == answer else line(size), request) for size in sorted(sizes)]
-    return LargestBatch(answer, plan, plain, tuple(rate for rate in rates if rate is not None))
+    while True:
+        plan = steps.largest(request, versions)
+        peak = None if measure is None else measure(plan)
+        if peak is None or peak <= budget:
+            break
+        margin = max(2 * margin, margin + peak - budget, budget // 100)
+        request = replace(request, budget_bytes=max(1, budget - margin))
+    answer = plan.batch_size
+    plain = _most(lambda size: _plain_peak(steps.at(size)) <= budget, min(start, answer), answer)
+    sizes = {plain, *(round(answer * part / RATES) for part in range(1, RATES))} - {0, answer}
+    plans = [(steps.at(size), _planned(steps.at(size), request)) for size in sorted(sizes)]
+    rates = [_rate(graph, each) for graph, each in [*plans, (steps.captured(answer), plan)] if each is not None]
+    return LargestBatch(answer, plan, plain, tuple(rates), peak)
 
 
-def _line(captured: Capture, first: int, second: int) -> Capture:
-    """Return what tells the step at any size: the line through two captures or, where there is none, captures."""
-    try:
-        return Scaling(captured(first), captured(second)).at
-    except ValueError:
-        return captured
+class _Steps:
+    """The training step at any batch size: captured, or by the line through two captures, if there is one."""
+
+    def __init__(self, capture: Capture, start: int) -> None:
+        self._capture, self._captures = capture, dict[int, Graph]()
+        self._start = start
+        self._draw(start, 2 * start)
+
+    def captured(self, size: int) -> Graph:
+        if size not in self._captures:
+            self._captures[size] = self._capture(size)
+        return self._captures[size]
+
+    def largest(self, request: Request, versions: Versions) -> Plan:
+        """Return the plan of the largest batch within the limits of a request.
+
+        A wrong answer is a point of the next line. Each lowers the limit by twice as much as the last, so that an end
+        comes also where no line is right.
+        """
+        limit, step = MOST_BATCH, 1
+        while True:
+            answer = max(1, _most(lambda size: _planned(self.at(size), request) is not None, self._start, limit))
+            if answer == 1:  # If there is no plan, it says what is missing.
+                return Plans(self.captured(1), versions=versions).plan(request)
+            plan = _planned(self.captured(answer), request, versions)
+            if plan is not None:
+                return plan
+            others = self._captures.keys() - {answer}
+            self._draw(min(others, key=lambda size: (size > answer, abs(size - answer))), answer)
+            limit, step = max(1, answer - step), 2 * step
+
+    def _draw(self, first: int, second: int) -> None:
+        """Have ``at`` return the step by the line through two captures or, where there is none, captures."""
+        try:
+            self.at: Capture = Scaling(self.captured(first), self.captured(second)).at
+        except ValueError:
+            self.at = self.captured
 
 
 def _most(fits: Callable[[int], bool], start: int, limit: int) -> int:
@@ -139,10 +162,7 @@ def _plain_peak(graph: Graph) -> int:
     return Plans(graph).plan(Request(strategy="plain")).peak_bytes
 
 
-def _rate(graph: Graph, request: Request) -> Rate | None:
-    plan = _planned(graph, request)
-    if plan is None:
-        return None
+def _rate(graph: Graph, plan: Plan) -> Rate:
     seconds = graph.step_seconds * (1 + plan.step_overhead)
     return Rate(
         batch_size=graph.batch_size,

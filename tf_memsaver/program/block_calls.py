@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.cost import rules
-from tf_memsaver.program.block_choice import OperationsOfLayers, is_of_somebody
+from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.grouping import assignments_last, grouped
 from tf_memsaver.program.layer_program import runs_layer_by_layer
@@ -83,8 +83,7 @@ class BlockCalls(ModelFunction):
         return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
 
 
-_MOVES = rules.VIEWS | {"Cast", "Transpose"}
-_BEHIND = _MOVES | {"BiasAdd"}
+_BEHIND = PASSED_ON | {"BiasAdd"}
 """What stays with the product whose result it is given."""
 
 
@@ -113,7 +112,7 @@ def _together(
     """
     ahead: list[bool] = []
     for place in range(len(calls) - 1, -1, -1):
-        moved = bool(ahead) and owners[place] is owners[place + 1] and ahead[-1] and _kind(calls[place]) in _MOVES
+        moved = bool(ahead) and owners[place] is owners[place + 1] and ahead[-1] and _kind(calls[place]) in PASSED_ON
         ahead.append(moved or _kind(calls[place]) in rules.MATRIX_OPS)
     leads_to_product = ahead[::-1]
     keys: list[Hashable] = []

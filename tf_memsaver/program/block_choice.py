@@ -16,7 +16,7 @@ from tf_memsaver.parity.grappler import READS_INPUT, READS_OTHER_INPUTS, READS_O
 from tf_memsaver.program.op_calls import OpCall
 from tf_memsaver.program.traced_layers import TracedLayer
 
-_PASSED_ON = rules.VIEWS | {"Cast", "Transpose"}
+PASSED_ON = rules.VIEWS | {"Cast", "Transpose"}
 """Operations whose result stands for what they are given: to keep the one is to keep the other."""
 
 _READ = READS_INPUT | READS_OTHER_INPUTS
@@ -71,7 +71,7 @@ def _sources(calls: Sequence[OpCall]) -> Mapping[int, int | None]:
     """
     source: dict[int, int | None] = {}
     for call in calls:
-        passed_on = call.operation.type in _PASSED_ON and bool(call.reads)
+        passed_on = call.operation.type in PASSED_ON and bool(call.reads)
         for slot in call.differentiable:
             source[slot] = source.get(call.reads[0]) if passed_on else slot
     return source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -20,7 +20,10 @@ from tf_memsaver.program.layer_program import runs_layer_by_layer
 from tf_memsaver.program.model_function import check_no_plan_inside
 from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import ModelProgram
+from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.train_step import has_own_train_step
+
+Program = TypeVar("Program", ModelProgram, StepProgram)
 
 ByLayers = Callable[[Any], ModelProgram]
 """Makes the program of a model by layers."""
@@ -46,7 +49,7 @@ def chosen_program(model: Any, opened: Collection[str] | None, by_layers: ByLaye
             return by_layers(model)
         reason = _not_by_operations(model)
         if reason:
-            return _noted(by_layers(model), f"by layers alone, since {reason}")
+            return noted(by_layers(model), f"by layers alone, since {reason}")
     elif not opened:
         return by_layers(model)
     check_no_plan_inside(model)
@@ -55,11 +58,12 @@ def chosen_program(model: Any, opened: Collection[str] | None, by_layers: ByLaye
     except UnsupportedModelError as error:
         if opened is not None:
             raise
-        return _noted(by_layers(model), f"by layers alone: {error}")
+        return noted(by_layers(model), f"by layers alone: {error}")
     return BlockProgram(model, blocks) if blocks.opened else by_layers(model)
 
 
-def _noted(program: ModelProgram, note: str) -> ModelProgram:
+def noted(program: Program, note: str) -> Program:
+    """Return a program whose plans tell why layers were not taken apart."""
     program.sequence = replace(program.sequence, note=note)
     return program
 

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from tf_memsaver.program.block_program import chosen_program
+from tf_memsaver.program.block_program import chosen_program, noted
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.model_function import check_no_plan_inside, settings_of
@@ -61,7 +61,10 @@ def program_of(model: Any, granularity: str, opened: Collection[str] | None = No
         # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
         of_networks = "layer" if granularity == "auto" else granularity
         make = functools.partial(StepProgram, model, functools.partial(_call_program, of_networks))
-        return model.once((granularity, *settings_of(model)), make) if isinstance(model, Loop) else make()
+        program = model.once((granularity, *settings_of(model)), make) if isinstance(model, Loop) else make()
+        if granularity == "auto":
+            return noted(program, "by layers alone, since it trains by a step of its own")
+        return program
     if granularity == "auto":
         return chosen_program(model, opened, functools.partial(_call_program, "layer"))
     return _call_program(granularity, model)

@@ -181,10 +181,19 @@ def measurements_table(rows: Sequence[tuple[str, int, Measurement]]) -> Table:
             format_bytes(measured.activation_bytes),
             _share(measured.activation_bytes, first.activation_bytes),
             f"{measured.step_seconds:.3f} s",
-            _share(measured.step_seconds, measured.plain_step_seconds or first.step_seconds),
+            _of_plain_step(measured, first),
             f"{measured.trace_seconds:.1f} s",
         )
     return table
+
+
+def _of_plain_step(measured: Measurement, first: Measurement) -> str:
+    """Return a step's share of a plain one, with the range of rounds of both where there were some."""
+    share = _share(measured.step_seconds, measured.plain_step_seconds or first.step_seconds)
+    if measured.slowdown_range is None:
+        return share
+    least, most = measured.slowdown_range
+    return f"{share} ({1 + least:.0%} to {1 + most:.0%})"
 
 
 def verification_table(verification: Verification) -> Table:

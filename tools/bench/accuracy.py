@@ -60,27 +60,6 @@ def _real(name: str, **options: Any) -> Callable[[], Any]:
     return lambda: getattr(importlib.import_module("tools.shared.models.real"), name)(**options)
 
 
-def _unet() -> Any:
-    import keras
-    from keras import layers
-
-    def double(x: Any, filters: int) -> Any:
-        for _ in range(2):
-            x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same")(x)))
-        return x
-
-    inputs = keras.Input((96, 96, 3))
-    x, skips = inputs, []
-    for level in range(3):
-        skips.append(double(x, 16 * 2**level))
-        x = layers.MaxPooling2D()(skips[-1])
-    x = double(x, 128)
-    for level in reversed(range(3)):
-        x = layers.Conv2DTranspose(16 * 2**level, 2, 2)(x)
-        x = double(layers.Concatenate()([x, skips.pop()]), 16 * 2**level)
-    return keras.Model(inputs, layers.Conv2D(4, 1, activation="softmax")(x), name="unet")
-
-
 def _encoder() -> Any:
     import keras
     from keras import layers
@@ -127,7 +106,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, int]]] = {
     "gpt2": (_real("gpt2", layers=4, width=128, heads=4, length=64, vocabulary=100), (16, 32)),
     "vit": (_real("vit", layers=3, width=192, heads=3), (4, 8)),
     "encoder": (_encoder, (32, 64)),
-    "unet": (_unet, (8, 16)),
+    "unet": (_real("unet", levels=3, filters=16, pixels=96), (8, 16)),
     "lstm": (_recurrent("LSTM"), (32, 64)),
     "gru": (_recurrent("GRU"), (32, 64)),
 }

@@ -22,13 +22,13 @@ APPLICATIONS = (
 )
 
 
-def unet(levels: int = 4, filters: int = 32, classes: int = 4) -> keras.Model:
+def unet(levels: int = 4, filters: int = 32, classes: int = 4, pixels: int = PIXELS) -> keras.Model:
     """Return a U-Net (Ronneberger et al. 2015, arXiv:1505.04597) with BatchNorm.
 
     Each of ``levels`` levels halves the image and doubles the filters; every skip connection spans the levels below it,
     so that hardly any cut of the graph is crossed by one tensor only.
     """
-    inputs = keras.Input((PIXELS, PIXELS, 3))
+    inputs = keras.Input((pixels, pixels, 3))
     x, skips = inputs, []
     for level in range(levels):
         x = _double_convolution(x, filters * 2**level, f"down{level}")
