@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment
+from tf_memsaver.judge.simulate import Measured, Simulator
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.search import labels as search
 from tf_memsaver.search import one_level
+from tf_memsaver.search.costs import Grid
 from tf_memsaver.search.labels import Search
 from tf_memsaver.search.one_level import REACH, THIN_CUTS, OneLevel, candidate_positions
 from tf_memsaver.search.tables import Tables
 from tools.shared.nets import Net
 
-Entry = tuple[float, float, float, float]
+Entry = tuple[float, ...]
 
 
 def residual(blocks: int) -> Problem:
@@ -47,7 +51,7 @@ def entries(tables: Tables) -> Iterator[tuple[tuple[int, int, int], Entry]]:
     its = tables.considered
     stops = np.array(tables.positions)[its.column + 1]
     starts = np.array(tables.positions)[its.row]
-    costs = np.stack([its.replay_seconds, its.stored_bytes, its.working_bytes, its.settled_bytes], axis=1)
+    costs = np.stack([getattr(its, cost.name) for cost in fields(Grid)], axis=1)
     for mode, start, stop, cost in zip(its.mode.tolist(), starts.tolist(), stops.tolist(), costs.tolist(), strict=True):
         yield (mode, start, stop), tuple(cost)
 
@@ -118,3 +122,39 @@ def test_fewer_labels_lose_little_time(monkeypatch: pytest.MonkeyPatch):
     assert most <= search.LEAST_LABELS < max(np.diff(exact._shelf.offsets))
     assert found.peak_bytes <= limit
     assert best.replay_seconds <= found.replay_seconds <= 1.05 * best.replay_seconds
+
+
+def skip_sums(depth: int) -> Graph:
+    """Every block hands a value to one sum at the end, as a WaveNet does: what is live there no segment can drop."""
+    net = Net()
+    x, skips = net.dense(net.input(8), 32), []
+    for _ in range(depth):
+        y = net.relu(net.dense(x, 64))
+        skips.append(net.dense(y, 32))
+        x = net.relu(net.add(x, net.dense(y, 32)))
+    skips = [net.dense(net.dense(skip, 32), 32) for skip in skips]
+    total = skips[0]
+    for skip in skips[1:]:
+        total = net.add(total, skip)
+    return net.graph(net.dense(net.relu(total), 1))
+
+
+@pytest.mark.parametrize("share", [None, 0.55, 0.85])
+def test_what_is_live_in_forward_passes_and_replays_is_known_or_learnt_at_once(
+    share: float | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Of eight sums each may be kept or not: refuted one by one, 100 rounds were not enough to find any plan."""
+    problem = Problem.build(skip_sums(8), Request())
+    plain, rounds = problem.plain.peak_bytes, 0
+    measure = Simulator.measure
+
+    def counted(self: Simulator, segments: Sequence[Segment]) -> Measured:
+        nonlocal rounds
+        rounds += 1
+        return measure(self, segments)
+
+    monkeypatch.setattr(Simulator, "measure", counted)
+    plans = OneLevel(problem)
+    found = plans.smallest if share is None else plans.quickest(int(share * plain))
+    assert found is not None and found.peak_bytes <= (share or 0.44) * plain
+    assert rounds <= 20

@@ -86,7 +86,7 @@ def by_bytes(problem: Problem, limit: int) -> float:
         if op.unit is not None and not problem.pinned[op.unit]
         for root in prepared.static[op.index].allocates
     ]
-    if not made:
+    if not made or not prepared.backward:
         return 0.0
     roots, makers = np.array(made).T
     nbytes, ends = np.array(prepared.nbytes, dtype=np.float64)[roots], np.array(last)[roots]

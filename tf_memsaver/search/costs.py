@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.crossing import Crossing
 from tf_memsaver.search.facts import NEVER, Facts, Floats, Ints, unit_peaks
@@ -28,6 +29,8 @@ class Grid:
     stored_bytes: Floats
     working_bytes: Floats
     settled_bytes: Floats
+    forward_bytes: Floats
+    forward_place: Ints
 
 
 class Costs:
@@ -38,6 +41,12 @@ class Costs:
         self._positions, self._crossing = crossing.positions, crossing
         self._resident_bytes = facts.resident_bytes
         self._arriving = np.array(facts.arriving, dtype=np.float64)
+        self._forward = np.array(facts.forward_peaks, dtype=np.float64)
+        places = np.minimum.accumulate(self._forward[::-1, 1])[::-1]
+        after = np.searchsorted(places, [b.last_forward for b in facts.buffers.values()], "right").tolist()
+        first = [b.readers[0] if b.readers else NEVER for b in facts.buffers.values()]
+        passed = zip(facts.buffers.values(), first, after, strict=True)
+        self._passed = _columns([(b.made, reader, unit, b.nbytes) for b, reader, unit in passed], 4)
         self._forbidden = [np.append(0, np.cumsum(other)) for other in (problem.forced, problem.pinned)]
         replays = [entry for entry in facts.replays if entry[2] and entry[1] <= self.unit_count]
         self._replays = _columns(replays, 3)
@@ -72,12 +81,15 @@ class Costs:
         backward, settled = self._backward_bytes(starts, stops, False), self._backward_bytes(starts, stops, True)
         arriving = self._crossing.entering_replay(rows, columns) + self._arriving[stops]
         replay = np.where(np.isfinite(backward), arriving, 0.0)
+        forward_bytes, forward_place = self._forward_bytes(starts, stops)
         working = np.maximum(np.stack([backward, np.maximum(backward, replay)]), 0.0) + self._resident_bytes
         return Grid(
             replay_seconds=np.stack([nothing, _dominated(self._replays, starts, stops)]),
             stored_bytes=np.stack([_dominated(self._stored, starts, stops), nothing]),
             working_bytes=np.where(self._allowed(starts, stops), working, NEVER),
             settled_bytes=np.stack([np.maximum(settled, 0.0) + self._resident_bytes, nothing]),
+            forward_bytes=forward_bytes,
+            forward_place=forward_place,
         )
 
     def replay_seconds_of(self, until: Ints) -> float:
@@ -85,10 +97,35 @@ class Costs:
         _, need, seconds = self._replays
         return float(seconds[need <= until[self._replay_units]].sum())
 
+    def least_around(self, segment: Segment, nbytes: float, stops: Ints) -> Floats:
+        """Return what recompute segments that hold one need at least, by where they stop, if that one needs ``nbytes``.
+
+        They replay and hold all that it does; only the gradients that arrive may be smaller.
+        """
+        return np.asarray(nbytes - np.maximum(self._arriving[segment.stop] - self._arriving[stops], 0.0))
+
     def _allowed(self, starts: Ints, stops: Ints) -> npt.NDArray[np.bool_]:
         """Return which segments, by mode, hold no unit that must be of the other mode."""
         free = [count[stops][None, :] == count[starts][:, None] for count in self._forbidden]
         return np.stack(free) & (starts[:, None] < stops[None, :])
+
+    def _forward_bytes(self, starts: Ints, stops: Ints) -> tuple[Floats, Ints]:
+        """Return what is live while (i, j] runs forward, by mode, and at which op.
+
+        Of the ops where a unit needs most, it is that which needs most if all that was made before i is kept.
+        """
+        low, high = int(starts[0]) + 1, int(stops[-1]) + 1
+        units = np.arange(low, high)
+        nbytes, place = self._forward[low:high].T
+        made, reader, after, size = self._passed
+        kept = _dominated(np.stack([made, np.maximum(reader, after), size]), starts, units)
+        live = nbytes + np.stack([kept, np.zeros_like(kept)])
+        passed = [_dominated(np.stack([at, after, size]), starts, units) for at in (np.full_like(made, NEVER), made)]
+        need = np.where(units > starts[:, None], live + passed[0] - passed[1], 0.0)
+        # The unit where the running maximum last rose.
+        rises = np.diff(np.maximum.accumulate(need, axis=2), axis=2, prepend=0.0) > 0
+        unit = np.maximum.accumulate(np.where(rises, units - low, 0), axis=2)[..., np.maximum(stops - low, 0)]
+        return np.take_along_axis(live, unit, axis=2), place[unit].astype(np.int64)
 
     def _backward_bytes(self, starts: Ints, stops: Ints, inside: bool) -> Floats:
         """Return the most that is live while (i, j] runs backward, of its own; ``inside``: without what enters it."""

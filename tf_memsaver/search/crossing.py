@@ -26,7 +26,8 @@ class Crossing:
     ``owner`` is a number of the value in the slot, -1 for none, and ``nbytes`` its bytes. A segment of a mode (the
     first axis of ``needed``: store, recompute) from here on needs the value if it stops at or after ``needed``, more
     than there are units for never. A store segment that ends here keeps the value for itself if the value is made
-    after its start: ``kept_after`` is where it is made, or 0 where no backward op up to here reads it.
+    after its start: ``kept_after`` is where it is made, or 0 where no backward op up to here reads it. The last op of
+    the forward pass that reads it is ``last_forward``, -1 for none.
     """
 
     positions: Ints
@@ -34,6 +35,7 @@ class Crossing:
     nbytes: Floats
     needed: Ints
     kept_after: Ints
+    last_forward: Ints
 
     def at(self, chosen: Sequence[int]) -> Crossing:
         """Return the rows of some positions (indices)."""
@@ -44,12 +46,17 @@ class Crossing:
             nbytes=self.nbytes[rows],
             needed=self.needed[:, rows],
             kept_after=self.kept_after[rows],
+            last_forward=self.last_forward[rows],
         )
 
     def entering(self, mode: npt.NDArray[np.integer], row: Ints, stop: int) -> Floats:
         """Return, for segments of these modes from these rows to the row ``stop``, the bytes that enter by slot."""
         needed = self.needed[mode, row] <= self.positions[stop]
         return np.where(needed, self.nbytes[row], 0.0)
+
+    def live_in_forward(self, row: Ints, place: Ints) -> Floats:
+        """Return, by slot, the bytes of what crosses these rows and is live at these ops of the forward pass."""
+        return np.where(self.last_forward[row] >= place[:, None], self.nbytes[row], 0.0)
 
     def kept_by_store(self, row: Ints, stop: Ints | int) -> Flags:
         """Return, for store segments from these rows to these (either may be one), which slots hold what they keep."""
@@ -75,16 +82,24 @@ def crossing(facts: Facts, positions: Sequence[int], unit_count: int) -> Crossin
     found.sort(key=lambda item: item[:2])
     slots, count = _slots([item[:2] for item in found])
     shape = len(cuts), count
-    owner, nbytes = np.full(shape, -1), np.zeros(shape)
+    owner, nbytes, last_forward = np.full(shape, -1), np.zeros(shape), np.full(shape, -1)
     needed, kept_after = np.full((2, *shape), unit_count + 1), np.zeros(shape, dtype=np.int64)
     for number, ((first, end, buffer), slot) in enumerate(zip(found, slots, strict=True)):
         rows = slice(first, end)
         owner[rows, slot], nbytes[rows, slot] = number, buffer.nbytes
+        last_forward[rows, slot] = buffer.last_forward
         for mode, need in enumerate((buffer.read_by(cuts[rows]), buffer.needed_by(cuts[rows]))):
             needed[mode, rows, slot] = np.minimum(need, unit_count + 1)
         if buffer.readers:
             kept_after[rows, slot] = np.where(cuts[rows] >= buffer.readers[0], buffer.made, 0)
-    return Crossing(positions=cuts, owner=owner, nbytes=nbytes, needed=needed, kept_after=kept_after)
+    return Crossing(
+        positions=cuts,
+        owner=owner,
+        nbytes=nbytes,
+        needed=needed,
+        kept_after=kept_after,
+        last_forward=last_forward,
+    )
 
 
 def _slots(spans: Sequence[tuple[int, int]]) -> tuple[list[int], int]:

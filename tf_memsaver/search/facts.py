@@ -26,7 +26,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(slots=True, kw_only=True)
 class Buffer:
-    """A value made by a unit, with all its views: where it is made, and who needs it when."""
+    """A value made by a unit, with all its views: where it is made, and who needs it when.
+
+    ``last_op`` is the last backward op that reads it, by unit, and ``last_forward`` the last op of the forward pass.
+    """
 
     nbytes: int
     made: int
@@ -34,6 +37,7 @@ class Buffer:
     readers: list[int] = field(default_factory=list)
     last_op: dict[int, int] = field(default_factory=dict)
     furthest: int = 0
+    last_forward: int = -1
 
     def read_by(self, starts: Ints) -> Floats:
         """Return, for each start i, the least j for which a backward op of (i, j] reads the value."""
@@ -74,7 +78,7 @@ class Facts:
         self._find_demands()
         self._walk_backward()
         self._find_loss_peaks()
-        self.forward_peak = self._forward_peak()
+        self._walk_forward()
 
     def _find_readers(self) -> None:
         """Note which units' backward ops read which buffers, ``readers`` ascending, and the last such op of each."""
@@ -168,10 +172,22 @@ class Facts:
         unsettled = max((read + held_above(self, made, ends) for made in self.loss_ops), default=0)
         self.loss_peak = unsettled + self.resident_bytes
 
-    def _forward_peak(self) -> int:
-        """Return the least peak of the forward pass: every activation freed after its last forward reader."""
-        forward = [self._prepared.static[op.index] for op in self._prepared.forward]
-        return max(walk(forward, self._prepared.nbytes, (), self.resident_bytes)[0], default=self.resident_bytes)
+    def _walk_forward(self) -> None:
+        """Find the least that is live in the forward pass, every activation freed after its last forward reader.
+
+        ``forward_peaks`` has for each unit the most bytes and the op, by its place in the forward pass; a unit of no
+        ops stands at the end.
+        """
+        forward = self._prepared.forward
+        steps = [self._prepared.static[op.index] for op in forward]
+        live, last = walk(steps, self._prepared.nbytes, (), self.resident_bytes)
+        self.forward_peak = max(live, default=self.resident_bytes)
+        self.forward_peaks = [(self.resident_bytes, len(forward))] * (len(self._graph.units) + 1)
+        for place, (op, nbytes) in enumerate(zip(forward, live, strict=True)):
+            if op.unit is not None and nbytes > self.forward_peaks[op.unit + 1][0]:
+                self.forward_peaks[op.unit + 1] = nbytes, place
+        for root, buffer in self.buffers.items():
+            buffer.last_forward = last[root]
 
 
 def _fresh(step: Step, nbytes: Sequence[int], last: Sequence[int], place: int) -> tuple[int, ...]:

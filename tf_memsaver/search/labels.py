@@ -171,6 +171,7 @@ class Search:
         already = np.where(mode == 0, entering.sum(axis=1) - new, 0.0)
         peak = np.maximum(rows.peak[parent], kept - already + considered.working_bytes[segment])
         peak = np.maximum(peak, kept + considered.settled_bytes[segment])
+        self._raise_forward(peak, kept + new, flags | (entering > 0), segment)
         for (its_mode, start, its_flags), own in tables.learnt.get(column, {}).items():
             known = (mode == its_mode) & (node == start)
             if known.any():
@@ -192,6 +193,16 @@ class Search:
         idle = kept - np.where(flags, crossing.nbytes[column + 1], 0.0).sum(axis=1)
         labels = _Labels(kept, seconds, peak, flags, np.full(len(parent), column + 1), parent, mode, idle)
         return labels if fits.all() else labels.take(fits)
+
+    def _raise_forward(self, peak: Floats, kept: Floats, flags: Flags, segment: Ints) -> None:
+        """Raise peaks to what the segments' forward passes need beside what is kept, where that is more."""
+        considered, crossing = self._tables.considered, self._tables.crossing
+        nbytes = considered.forward_bytes[segment]
+        rows = np.flatnonzero(kept + nbytes > peak)
+        its = segment[rows]
+        live = crossing.live_in_forward(considered.row[its], considered.forward_place[its])
+        twice = np.where(flags[rows], live, 0.0).sum(axis=1)
+        peak[rows] = np.maximum(peak[rows], kept[rows] + nbytes[rows] - twice)
 
     def _prune(self, labels: _Labels, node: int) -> _Labels:
         """Keep labels that no other beats in kept bytes and time, whatever is still to be kept for later segments."""

@@ -14,9 +14,12 @@ In letters: units stand at 1..N, a segment (i, j] holds the units i+1..j, and th
   G the gradients, temporaries and workspace of a backward op, which no plan changes: W(i,j) = max over i < q ≤ j of
   A(i,q) + max over the backward ops of unit q of G, where values die, and buffers are taken over, op by op.
 * ``settled_bytes``: the same for a store segment when all that enters it is kept already for segments before it.
+* ``forward_bytes``: the most that is live while the segment runs forward, at the op ``forward_place``: what is still
+  to be read in the forward pass and, of what a store segment keeps for itself, the rest. What was kept before the
+  segment, or enters it, comes on top, unless it is still to be read itself.
 
 The peak under a plan is then the largest a_i + W(i,j) over its segments, where a_i sums what the segments before i
-keep. Left out are forward scratch in a replay, what the forward pass needs beyond ``least_peak``, and what happens
+keep, or what its forward pass needs where that is more. Left out are forward scratch in a replay and what happens
 where only some of the values that enter a store segment are kept already: so W is a bound from below, and ``learn``
 puts what the simulator saw in its place. On captured networks the bound is nearly always exact.
 
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -85,6 +88,8 @@ class Considered:
     stored_bytes: Floats
     working_bytes: Floats
     settled_bytes: Floats
+    forward_bytes: Floats
+    forward_place: Ints
 
 
 class Tables:
@@ -102,7 +107,7 @@ class Tables:
         self.least_peak = float(facts.forward_peak)
         self._end_bytes = float(facts.loss_peak), float(facts.settled_loss_peak)
         self._indices = np.arange(len(positions))
-        self._raised: dict[tuple[int, int], float] = {}
+        self._raised: dict[Segment, float] = {}
         self._begin(reach=len(positions), among=())
 
     def _begin(self, reach: int, among: Sequence[int] | Ints) -> None:
@@ -144,17 +149,19 @@ class Tables:
         # Store segments one after the other are the same as one.
         wanted = np.stack([(spans == 1) & (least == 1), (least <= spans) & (spans <= most)])
         mode, row, column = np.nonzero(wanted & np.isfinite(grid.working_bytes))
-        costs = (grid.replay_seconds, grid.stored_bytes, grid.working_bytes, grid.settled_bytes)
+        costs = [getattr(grid, cost.name) for cost in fields(grid)]
         return [mode, rows[row], stops[column] - 1, *(cost[mode, row, column] for cost in costs)]
 
     def grid(self, rows: Ints, stops: Ints) -> Grid:
         """Return the costs of all segments between some positions (indices), with what was learnt of replays."""
         grid = self.costs.grid(self._indices[rows], self._indices[stops])
-        row_of, column_of = ({int(at): place for place, at in enumerate(where)} for where in (rows, stops))
-        for (start, stop), nbytes in self._raised.items():
-            row, column = row_of.get(self._index.get(start, -1)), column_of.get(self._index.get(stop, -1))
-            if row is not None and column is not None:
-                grid.working_bytes[1, row, column] = max(grid.working_bytes[1, row, column], nbytes)
+        cuts = np.array(self.positions)
+        for segment, nbytes in self._raised.items():
+            row = np.searchsorted(cuts[rows], segment.start, "right")
+            column = np.searchsorted(cuts[stops], segment.stop)
+            working = grid.working_bytes[1, :row, column:]
+            least = self.costs.least_around(segment, nbytes, cuts[stops[column:]])
+            np.maximum(working, least, out=working)
         return grid
 
     # What the simulator saw ---------------------------------------------------------------------------------------
@@ -182,14 +189,14 @@ class Tables:
         return allocates
 
     def _raise(self, segment: Segment, nbytes: float) -> None:
-        """Note that a recompute segment works with so many bytes at least."""
-        span = segment.start, segment.stop
-        self._raised[span] = max(self._raised.get(span, nbytes), nbytes)
+        """Note that a recompute segment works with so many bytes at least, and so do all that hold it."""
+        self._raised[segment] = max(self._raised.get(segment, nbytes), nbytes)
         considered, row, column = self.considered, self._index[segment.start], self._index[segment.stop] - 1
-        its = slice(*considered.offsets[column : column + 2])
-        chosen = np.flatnonzero((considered.mode[its] == 1) & (considered.row[its] == row))
-        working = considered.working_bytes[its]
-        working[chosen] = np.maximum(working[chosen], nbytes)
+        begin = considered.offsets[column]
+        chosen = begin + np.flatnonzero((considered.mode[begin:] == 1) & (considered.row[begin:] <= row))
+        stops = np.array(self.positions)[considered.column[chosen] + 1]
+        least = self.costs.least_around(segment, nbytes, stops)
+        considered.working_bytes[chosen] = np.maximum(considered.working_bytes[chosen], least)
 
     def end_peak(self, flags: bytes, kept: float, idle: float) -> float:
         """Return the peak at the loss, where ``kept`` bytes are kept, ``idle`` of them of values that it does not read.
