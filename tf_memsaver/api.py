@@ -23,6 +23,7 @@ from tf_memsaver.options import checked
 from tf_memsaver.options.checks import path
 from tf_memsaver.options.table import (
     ApplyOptions,
+    CalibratedOptions,
     CaptureOptions,
     CurveOfTraceOptions,
     CurveOptions,
@@ -39,6 +40,7 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
+from tf_memsaver.planners.measured import plan_that_keeps
 from tf_memsaver.planners.solve import Plans, check_strategy, solve
 from tf_memsaver.program.batch import subject_of, told_of
 from tf_memsaver.program.function_calls import FunctionCalls
@@ -48,7 +50,7 @@ from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
 from tf_memsaver.saved import saved_model
 from tf_memsaver.saved.export import export_saved_model
-from tf_memsaver.units import AUTO
+from tf_memsaver.units import AUTO, format_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,8 +139,8 @@ def trace(model: Any, **options: Unpack[CaptureOptions]) -> Trace:
     return Trace(plain, capture_graph(plain, **options), **options)
 
 
-@takes(OptimizeOptions)
-def optimize(model: Any, **options: Unpack[OptimizeOptions]) -> Any:
+@takes(CalibratedOptions)
+def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
 
     The original stays as it was; the plan is in the result's ``memsaver_plan``. A compiled model comes back compiled,
@@ -153,11 +155,31 @@ def optimize(model: Any, **options: Unpack[OptimizeOptions]) -> Any:
 
     Raises:
       MemsaverError: what ``search_plan`` and ``apply_plan`` raise.
+      InfeasibleBudgetError: with ``calibrate``, also where real steps by no plan kept the budget.
     """
+    if options["calibrate"] and options["budget"] is None:
+        raise InvalidRequestError("calibrate=True holds real steps to a budget: give one, such as budget='80%'.")
     traced, plan = _planned(model, options)
+    if options["calibrate"]:
+        plan = _calibrated(traced, plan, options)
     optimized = traced.apply(plan)
     _tell_of(f"{'step' if isinstance(traced.model, Loop) else 'model'} '{traced.model.name}'", plan)
     return optimized
+
+
+def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
+    """Return the plan, or one for less whose steps keep the budget that it was made for."""
+    limits = _part(options, PlanOfTraceOptions)
+    how = {"data": options["data"], "step": options["step"], "batch_size": plan.batch_size, "isolate": False}
+
+    def measured(plan: Plan) -> int:
+        logging.info("tf_memsaver: running real steps of '%s': %s", traced.model.name, plan)
+        return measure(traced.apply(plan), **how).peak_bytes
+
+    kept, peak = plan_that_keeps(plan, lambda limit: traced.plan(**{**limits, "budget": limit}), measured)
+    budget = format_bytes(plan.request.budget_bytes or 0)
+    tell(f"tf_memsaver: real steps of '{traced.model.name}' took at most {format_bytes(peak)} of {budget}")
+    return kept
 
 
 @takes(OptimizeOptions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ from absl import logging
 from keras import layers
 
 import tf_memsaver
-from tf_memsaver.check.measure import Measurement
+from tf_memsaver.check.measure import Measurement, measure
 from tf_memsaver.errors import InvalidRequestError
 from tools.shared.models.small import register
 
@@ -110,3 +111,28 @@ def test_figures_that_say_little_are_a_warning(monkeypatch: pytest.MonkeyPatch) 
     assert said == []
     tf_memsaver.measure(model, batch_size=16, steps=1, isolate=False)
     assert len(said) == 1 and "say little: below 16.00 MiB" in said[0]
+
+
+def test_calibrate_plans_for_less_until_real_steps_keep_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = deep()
+    before = [v.numpy().tobytes() for v in model.variables]
+    plain = tf_memsaver.search_plan(model, data=data(), strategy="plain").peak_bytes
+    budget = int(0.8 * plain)
+    more, peaks = iter([plain // 8]), list[int]()
+
+    def measured(*args: Any, **how: Any) -> Any:
+        found = measure(*args, **how)
+        peaks.append(found.peak_bytes + next(more, 0))
+        return replace(found, peak_bytes=peaks[-1])
+
+    monkeypatch.setattr("tf_memsaver.api.measure", measured)
+    optimized = tf_memsaver.optimize(model, data=data(), budget="80%", calibrate=True)
+    assert peaks[0] > budget >= peaks[-1]
+    assert optimized.memsaver_plan.request.budget_bytes <= budget - (peaks[0] - budget)
+    assert [v.numpy().tobytes() for v in model.variables] == before
+    assert not model.optimizer.built
+
+
+def test_calibrate_needs_a_budget() -> None:
+    with pytest.raises(InvalidRequestError, match="budget='80%'"):
+        tf_memsaver.optimize(deep(), data=data(), calibrate=True)

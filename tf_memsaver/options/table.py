@@ -243,7 +243,23 @@ class PlanOptions(Batches, RequestOptions, Inputs):
 
 
 class OptimizeOptions(PlanOptions, Loops):
-    """What ``optimize`` and ``search_plan`` take."""
+    """What ``search_plan`` takes."""
+
+
+class CalibratedOptions(OptimizeOptions, total=False):
+    """What ``optimize`` takes."""
+
+    calibrate: Annotated[
+        bool,
+        Option(
+            check=switch,
+            help="run twenty real steps, and plan again for less until they keep the budget",
+            more="They run in this process, where all that it holds counts, and leave the model as it was. Each plan "
+            "is traced for it once more.",
+            default=False,
+            value="",
+        ),
+    ]
 
 
 class ApplyOptions(Loops, total=False):

@@ -13,14 +13,12 @@ from tf_memsaver.ir.scaling import Scaling
 from tf_memsaver.options.checks import MOST_BATCH
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
+from tf_memsaver.planners.measured import Measure, plan_that_keeps
 from tf_memsaver.planners.solve import Plans, Versions
 from tf_memsaver.units import format_bytes
 
 Capture = Callable[[int], Graph]
 """Traces a training step at a batch size."""
-
-Measure = Callable[[Plan], int]
-"""Runs steps by a plan; returns the largest peak in bytes."""
 
 PRECISION = 256
 """A batch is found to one part in so many, and to one sample up to this size."""
@@ -83,16 +81,16 @@ def largest_batch(
       InfeasibleBudgetError, InfeasibleOverheadError: not even a batch of one sample trains so.
       HintError: as in ``solve``.
     """
-    steps, budget, margin = _Steps(capture, max(2, start)), request.budget_bytes, 0
+    steps, budget, peak = _Steps(capture, max(2, start)), request.budget_bytes, None
     assert budget is not None
-    while True:
-        plan = steps.largest(request, versions)
-        peak = None if measure is None else measure(plan)
-        if peak is None or peak <= budget:
-            break
-        margin = max(2 * margin, margin + peak - budget, budget // 100)
-        request = replace(request, budget_bytes=max(1, budget - margin))
-    answer = plan.batch_size
+
+    def plan_for(limit: int) -> Plan:
+        return steps.largest(replace(request, budget_bytes=limit), versions)
+
+    plan = plan_for(budget)
+    if measure is not None:
+        plan, peak = plan_that_keeps(plan, plan_for, measure)
+    answer, request = plan.batch_size, plan.request
     plain = _most(lambda size: _plain_peak(steps.at(size)) <= budget, min(start, answer), answer)
     sizes = {plain, *(round(answer * part / RATES) for part in range(1, RATES))} - {0, answer}
     plans = [(steps.at(size), _planned(steps.at(size), request)) for size in sorted(sizes)]
