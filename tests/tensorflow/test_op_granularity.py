@@ -261,3 +261,18 @@ def test_random_numbers_of_a_replay_have_a_shape_that_graph_optimisation_sees() 
     optimized = optimized_in_segments(model, segments_of(calls, [(calls[start], calls[stop - 1])]), 64, "op")
     assert_trains_alike(model, optimized, modes=("graph",), batch_size=64, free_batch=True)
     assert_close(*(train(each, mode="xla", batch_size=64) for each in (model, optimized)), tolerance=1e-2)
+
+
+def test_the_sum_of_a_later_blocks_gradients_is_one_term_of_a_residual_sum() -> None:
+    """``x`` is read by a convolution in its own segment and by an addition behind it, whose gradient is a sum."""
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(8, 3, padding="same")(x)
+    for _ in range(3):
+        y = layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
+        x = layers.Add()([x, layers.ReLU()(layers.BatchNormalization()(y))])
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    optimized = tf_memsaver.optimize(model, batch_size=64, granularity="op", strategy="min_peak")
+    stored = [segment.mode is SegmentMode.STORE for segment in optimized.memsaver_plan.segments]
+    assert stored[:2] == [False, True]
+    assert_trains_alike(model, optimized, modes=("graph",), batch_size=64)

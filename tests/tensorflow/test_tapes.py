@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver.compat import gradient_terms, gradients
-from tf_memsaver.compat.tapes import wrap_gradient_function
+from tf_memsaver.compat.tapes import record_operation, stop_recording, wrap_gradient_function
 
 
 @pytest.fixture
@@ -71,3 +71,26 @@ def test_tapes_are_heard_whoever_came_first(terms_last: bool) -> None:
 
     assert float(tf.function(function)(tf.constant(0.0))) == 1.0
     assert listener.names == ["sine"]
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("hands_on", [False, True])
+def test_a_sum_that_was_handed_on_is_one_term(hands_on: bool) -> None:
+    """Gradient functions that are recorded, such as those of copied operations, may hand a sum on as it is."""
+    seen: list[int] = []
+
+    def noted(upstream: tf.Tensor) -> list[tf.Tensor]:
+        seen.append(len(gradient_terms.last_sum(upstream)))
+        return [upstream]
+
+    gradient_terms.note_sums(noted)
+    x = tf.constant([3.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with stop_recording():
+            y = tf.identity(x)
+        record_operation("noted", [y], [x], noted)
+        z = tf.grad_pass_through(tf.identity)(y) if hands_on else y
+        total = 2.0 * z + 3.0 * z + 5.0 * z
+    assert float(tape.gradient(total, x)[0]) == 10.0
+    assert seen == [1 if hands_on else 3]

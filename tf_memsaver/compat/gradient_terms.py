@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop
 
-from tf_memsaver.compat.tapes import wrap_gradient_function
+from tf_memsaver.compat.tapes import wrap_gradient_function, wrap_recorded_gradients
 
 _vspace = backprop._default_vspace
 
@@ -82,6 +82,7 @@ def note_sums(gradient: Callable[..., Any]) -> None:
 def _register() -> None:
     pywrap_tfe.TFE_Py_RegisterVSpace(_vspace._replace(aggregate_fn=_added))
     wrap_gradient_function(_forgetting)
+    wrap_recorded_gradients(_forgetting)
 
 
 def last_sum(total: Any) -> tuple[Any, ...]:
@@ -118,8 +119,11 @@ def _forget(total: weakref.ref[Any]) -> None:
 
 
 def _forgetting(differentiate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(differentiate)
     def differentiated(*given: Any) -> Any:
-        _thread.last = None
-        return differentiate(*given)
+        try:
+            return differentiate(*given)
+        finally:
+            _thread.last = None
 
     return differentiated

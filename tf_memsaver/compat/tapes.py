@@ -14,10 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import backprop, execute
+from tensorflow.python.eager import backprop, execute, record
 from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
 from tensorflow.python.eager.record import could_possibly_record as could_possibly_record
-from tensorflow.python.eager.record import record_operation as record_operation
 from tensorflow.python.eager.record import should_record_backprop
 from tensorflow.python.eager.record import stop_recording as stop_recording
 from tensorflow.python.ops.resource_variable_ops import variable_accessed as variable_accessed
@@ -86,3 +85,26 @@ def wrap_gradient_function(wrap: Callable[[Callable[..., Any]], Callable[..., An
     """
     backprop._gradient_function = wrap(backprop._gradient_function)
     pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)
+
+
+def wrap_recorded_gradients(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Have tapes get, of each gradient function that is recorded from now on, what ``wrap`` makes of it.
+
+    They are those of ``record_operation``: of segments and copied operations, of ``tf.custom_gradient``, of functions.
+    """
+    before = record.record_operation
+
+    @functools.wraps(before)
+    def recorded(
+        op_type: str, output_tensors: Any, input_tensors: Any, backward_function: Any, forward_function: Any = None
+    ) -> None:
+        before(op_type, output_tensors, input_tensors, wrap(backward_function), forward_function)
+
+    record.record_operation = recorded
+
+
+def record_operation(
+    kind: str, outputs: Sequence[Any], inputs: Sequence[Any], gradient: Callable[..., Any], forward: Any = None
+) -> None:
+    """Have the tapes that follow any of the inputs record an operation with a gradient function of its own."""
+    record.record_operation(kind, outputs, inputs, gradient, forward)
