@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.ir.text import parse
 from tf_memsaver.judge.prepared import Prepared
@@ -66,3 +68,22 @@ def test_a_sum_inside_of_a_segment_is_no_reason_to_replay_twice() -> None:
     assert [step.op for step in steps if step.replay and step.op >= 0] == [0, 1]
     places = {graph.ops[step.op].name: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
     assert places["d_left1"] + 1 == places["more"] == places["AddN"] - 1 == places["d_left0"] - 2
+
+
+def test_branches_whose_backward_ops_took_turns_are_replayed_once_each() -> None:
+    """So it is where one network is called several times: counted in the captured order, each turn was a replay."""
+    in_turns = TWO_BRANCHES
+    for name, place in (("d_left1", 5), ("d_right1", 6), ("more", 7), ("d_right0", 8)):
+        line = next(line for line in TWO_BRANCHES.splitlines() if f'"{name}" B' in line)
+        in_turns = in_turns.replace(f"{line}\n", "")
+        at = in_turns.index('    op 9 "AddN"')
+        in_turns = f"{in_turns[:at]}{re.sub('op [0-9]+', f'op {place}', line)}\n{in_turns[at:]}"
+    graph = parse(in_turns)
+    again = SegmentMode.RECOMPUTE
+    both = [Segment(start=0, stop=2, mode=again), Segment(start=2, stop=4, mode=again)]
+    for taped in (False, True):
+        steps = scheduled(Prepared(graph), both, taped=taped).steps
+        assert sorted(step.op for step in steps if step.replay and step.op >= 0) == [0, 2]
+    # What replays nothing stays as it was captured.
+    stored = [Segment(start=0, stop=4, mode=SegmentMode.STORE)]
+    assert [step.op for step in scheduled(Prepared(graph), stored).steps] == [op.index for op in graph.ops]

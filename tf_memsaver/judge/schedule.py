@@ -45,7 +45,7 @@ class Schedule:
 def scheduled(prepared: Prepared, segments: Sequence[Segment], *, taped: bool = False) -> Schedule:
     """Return the ops in execution order under ``segments``, which cover the units, with the replays in place.
 
-    The backward ops come as they were captured, which is how searches count, or else as a tape adds them.
+    The backward ops come as they were captured, if they can, which is how searches count, or as a tape adds them.
     """
     schedule, owners = Schedule(prepared.nbytes), _owners(segments)
     writer = _Writer(prepared, schedule, _taped if taped else _captured)
@@ -87,9 +87,15 @@ def _runs(owners: Owners, ops: Sequence[Op], joins_unowned: bool = False) -> Ite
         yield number, ops[start:]
 
 
-def _captured(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterator[_Run]:
-    """Yield backward ops in the order in which they were captured."""
-    return _runs(_owners(segments), ops, joins_unowned=True)
+def _captured(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterable[_Run]:
+    """Return backward ops in the order in which they were captured.
+
+    Where several branches took turns in it, as the calls of one network do, it would enter a recompute segment more
+    than once. A tape replays each once.
+    """
+    runs = list(_runs(_owners(segments), ops, joins_unowned=True))
+    entered = [number for number, _ in runs if number >= 0 and segments[number].mode is SegmentMode.RECOMPUTE]
+    return runs if len(set(entered)) == len(entered) else _taped(segments, ops)
 
 
 def _taped(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterator[_Run]:
