@@ -80,6 +80,7 @@ class MemoryMonitor(StepWatch):
 
         Raises:
           InvalidRequestError: ``every`` is no such number.
+          MeasurementError: TensorFlow does not count this processor's memory; the sentence says how it will.
         """
         super().__init__()
         self._every = none_or(whole(1))("every", every)

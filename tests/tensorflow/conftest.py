@@ -9,6 +9,7 @@ import keras
 import pytest
 
 import tf_memsaver  # noqa: F401 - what is imported stays for good: see below
+from tools.shared import memory  # noqa: F401 - has memory counted before the first operation
 
 # Keras collects garbage before every test. What TensorFlow is made of, a million objects, is not garbage, and neither
 # is what a test leaves behind for good: TensorFlow keeps the graphs of custom gradients.

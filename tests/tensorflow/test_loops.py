@@ -17,6 +17,7 @@ from keras import layers
 import tf_memsaver
 from tf_memsaver.compat import keras_training
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
+from tools.shared import memory
 
 WIDTH = 8
 X = np.random.default_rng(0).standard_normal((256, WIDTH)).astype(np.float32)
@@ -205,10 +206,10 @@ def plain_loop(wide: Any) -> tuple[Any, Any]:
 def peak_of(step: Any, data: Any, steps: int = 20) -> int:
     peaks = []
     for number, element in enumerate(data.repeat().take(steps)):
-        tf.config.experimental.reset_memory_stats("CPU:0")
+        memory.reset_peak()
         step(*element)
         if number:
-            peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+            peaks.append(memory.peak())
     return int(max(peaks))
 
 
@@ -218,7 +219,7 @@ def test_a_loop_takes_less_memory_as_predicted() -> None:
     peaks = []
     for is_optimized in (False, True):
         # What the loop before has left is no part of this one.
-        fixed = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        fixed = memory.live()
         wide = network(width=512, depth=6)
         step, use = plain_loop(wide)
         if is_optimized:

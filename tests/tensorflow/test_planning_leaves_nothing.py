@@ -17,6 +17,7 @@ from tensorflow.python.framework import ops as tensorflow_ops
 
 import tf_memsaver
 from tf_memsaver.program.kept_objects import KeptObjects
+from tools.shared import memory
 
 WIDTH = 300
 """Weights of more than 256 KiB each: TensorFlow does not count smaller buffers on CPUs."""
@@ -27,10 +28,6 @@ def _dense(optimizer: Any = "adam", count: int = 3) -> keras.Model:
     model = keras.Sequential([keras.Input((WIDTH,)), *hidden, layers.Dense(4)])
     model.compile(optimizer, "mse")
     return model
-
-
-def _live(kind: str = "current") -> int:
-    return int(tf.config.experimental.get_memory_info("CPU:0")[kind])
 
 
 @pytest.fixture
@@ -53,14 +50,14 @@ def test_plans_allocate_nothing_and_keep_no_graph(plans: int, graphs: weakref.We
     tf_memsaver.optimize(model, batch_size=8, granularity="op")
     gc.collect()
     graphs.clear()
-    registered, before = len(tensorflow_ops.gradient_registry.list()), _live()
-    tf.config.experimental.reset_memory_stats("CPU:0")
+    registered, before = len(tensorflow_ops.gradient_registry.list()), memory.live()
+    memory.reset_peak()
     for number in range(plans):
         verb = (tf_memsaver.estimate, tf_memsaver.search_plan, tf_memsaver.optimize)[number % 3]
         verb(model, batch_size=8, granularity="op" if number % 10 == 9 else "layer")
-        assert _live() == before
+        assert memory.live() == before
         assert not any(graph.name == "memsaver_step" for graph in graphs), "only the garbage collector would free it"
-    assert _live("peak") == before
+    assert memory.peak() == before
     gc.collect()
     assert not graphs
     assert len(tensorflow_ops.gradient_registry.list()) == registered
@@ -237,11 +234,11 @@ def _looks(each: Any, depth: int = 5) -> Any:
 def test_an_optimizer_is_planned_with_and_left_as_it_was(name: str) -> None:
     make, slots = OPTIMIZERS[name]
     model = _dense(make())
-    looks, before = _looks(model.optimizer), _live()
-    tf.config.experimental.reset_memory_stats("CPU:0")
+    looks, before = _looks(model.optimizer), memory.live()
+    memory.reset_peak()
     assert tf_memsaver.estimate(model, batch_size=8).optimizer_slots == pytest.approx(slots, abs=0.02)
     optimized = tf_memsaver.optimize(model, batch_size=8)
-    assert _live("peak") == before
+    assert memory.peak() == before
     assert _looks(model.optimizer) == looks and not model.optimizer.built
     assert tf_memsaver.verify(model, optimized, batch_size=8, steps=2).identical
     assert _looks(model.optimizer) == looks and not model.optimizer.built

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_memsaver.compat.allocator import check_counted
+
 
 def device_name() -> str:
     """Return the device whose memory is counted: ``"GPU:0"`` when there is one, else ``"CPU:0"``."""
@@ -31,9 +33,10 @@ class StepWatch(keras.callbacks.Callback):
     """
 
     def __init__(self) -> None:
-        """Begin with no step."""
+        """Begin with no step; raise ``MeasurementError`` if nothing counts the device's memory."""
         super().__init__()
         self.device, self.steps = device_name(), Steps()
+        check_counted(self.device)
         self._begun = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -18,6 +18,7 @@ import keras
 
 from tf_memsaver.check.measure import measure_here, read_told
 from tf_memsaver.check.running import How
+from tf_memsaver.compat.allocator import count_memory
 from tf_memsaver.program.signature import note_inputs_of_json
 from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the class that optimized models are saved as)
 
@@ -25,6 +26,7 @@ from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the cl
 def main(job_text: str, result_path: str) -> None:
     """Measure the model that the job, in JSON, names, and write the measurement's fields to ``result_path``."""
     job = json.loads(job_text)
+    count_memory()
     if not job["safe_mode"]:
         keras.config.enable_unsafe_deserialization()
     model = keras.saving.load_model(job["model"], custom_objects=found_again(job["custom_objects"]))

@@ -233,15 +233,15 @@ MODES: dict[str, Mode] = {
 
 
 def _reset_peak() -> None:
-    import tensorflow as tf
+    from tools.shared import memory
 
-    tf.config.experimental.reset_memory_stats("CPU:0")
+    memory.reset_peak()
 
 
 def _peak() -> int:
-    import tensorflow as tf
+    from tools.shared import memory
 
-    return int(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    return memory.peak()
 
 
 def _scope(strategy: str) -> Any:
@@ -348,6 +348,8 @@ def run_variant(cell: Cell, variant: str, folder: Path, workers: Sequence[str] =
     the first one writes.
     """
     import tensorflow as tf
+
+    from tools.shared import memory  # noqa: F401 - before the first operation: it has memory counted
 
     if workers:
         task = {"type": "worker", "index": number}

@@ -11,8 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import app, flags
+
+from tf_memsaver.check.watch import StepWatch
+from tf_memsaver.compat.allocator import count_memory
 
 Made = tuple[Any, Any]
 """A compiled model, and the data to fit it on; or a ``Loop`` and its data."""
@@ -51,32 +53,12 @@ class Outcome:
     variables: list[Any] = field(default_factory=list)
 
 
-class _Watch(keras.callbacks.Callback):
-    """Takes down memory and time of each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peaks: list[int] = []
-        self.lives: list[int] = []
-        self.seconds: list[float] = []
-
-    def on_train_batch_begin(self, batch: int = 0, logs: Any = None) -> None:
-        """Begin to count."""
-        tf.config.experimental.reset_memory_stats("CPU:0")
-        self.lives.append(tf.config.experimental.get_memory_info("CPU:0")["current"])
-        self._begin = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int = 0, logs: Any = None) -> None:
-        """Take down what was counted."""
-        self.seconds.append(time.perf_counter() - self._begin)
-        self.peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
-
-
 def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcome:
     """Return what comes out of training an example; ``options`` go to ``tf_memsaver.optimize``."""
+    count_memory()
     keras.utils.set_random_seed(0)
     model, data = make()
-    outcome, watch = Outcome(), _Watch()
+    outcome, watch = Outcome(), StepWatch()
     if memsaver:
         import tf_memsaver
 
@@ -89,24 +71,24 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
         outcome.optimize_seconds = time.perf_counter() - begin
         outcome.predicted_bytes, outcome.plain_predicted_bytes = plan.peak_bytes, plan.plain_peak_bytes
     outcome.losses = _looped(model, data, watch) if isinstance(model, Loop) else _fitted(model, data, watch)
-    outcome.peak_bytes, outcome.live_bytes = max(watch.peaks), max(watch.lives)
-    outcome.step_seconds = statistics.median(watch.seconds[1:])
+    outcome.peak_bytes, outcome.live_bytes = max(watch.steps.peaks), max(watch.steps.lives)
+    outcome.step_seconds = statistics.median(watch.steps.seconds[1:])
     outcome.variables = [np.asarray(variable) for variable in model.variables]
     return outcome
 
 
-def _fitted(model: Any, data: Any, watch: _Watch) -> dict[str, list[float]]:
+def _fitted(model: Any, data: Any, watch: StepWatch) -> dict[str, list[float]]:
     history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[watch])
     return {name: [float(value) for value in values] for name, values in history.history.items()}
 
 
-def _looped(loop: Loop, data: Any, watch: _Watch) -> dict[str, list[float]]:
-    losses = []
+def _looped(loop: Loop, data: Any, watch: StepWatch) -> dict[str, list[float]]:
+    losses: list[float] = []
     for _ in range(EPOCHS):
         for element in data:
-            watch.on_train_batch_begin()
+            watch.on_train_batch_begin(len(losses))
             losses.append(float(loop.step(*element)))
-            watch.on_train_batch_end()
+            watch.on_train_batch_end(len(losses))
     return {"loss": losses}
 
 
