@@ -22,6 +22,7 @@ from tests.tensorflow.plans import (
     segments_of,
 )
 from tf_memsaver.capture.model_step import capture_graph
+from tf_memsaver.compat.allocator import takes_onednn
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
 from tools.shared.models.random_fit import fitted, random_fit_case
@@ -216,8 +217,14 @@ def test_every_rule_has_a_case() -> None:
     assert {*CASES, Rule.LEAVING_NAMES, *by_graphs, *by_positions} == set(Rule)
 
 
+NEED_ONEDNN = (Rule.READERS_IN_FIRST_RUN, Rule.READERS_IN_REPLAY)
+"""What these keep apart only oneDNN's kernels compute otherwise when they are fused."""
+
+
 @pytest.mark.parametrize("rule", CASES, ids=lambda rule: rule.name)
 def test_bits_differ_without_a_rule(rule: Rule) -> None:
+    if rule in NEED_ONEDNN and not takes_onednn():
+        pytest.skip("bits are equal either way without oneDNN: on newer processors, or with TF_ENABLE_ONEDNN_OPTS=1")
     case = CASES[rule]
     model = case.build()
     plain = case.trained(model, EXACT)

@@ -20,9 +20,14 @@ from tf_memsaver.errors import MeasurementError
 VARIABLE = "TF_CPU_ALLOCATOR_USE_BFC"
 
 
+def takes_onednn() -> bool:
+    """Return whether TensorFlow takes oneDNN's kernels in this process."""
+    return bool(_pywrap_util_port.IsMklEnabled())
+
+
 def count_memory() -> None:
     """Have the CPU's memory counted in a process of our own, before its first operation."""
-    if not _pywrap_util_port.IsMklEnabled():
+    if not takes_onednn():
         os.environ.setdefault(VARIABLE, "1")
 
 
