@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from tf_memsaver.cost.rules import OpSpec, bytes_moved, flops, overwritable_inputs, workspace_bytes
+from tf_memsaver.cost.rules import Kernels, OpSpec, bytes_moved, flops, overwritable_inputs
+from tf_memsaver.cost.workspace import workspace_bytes
 
 Shape = tuple[int, ...]
+HERE = Kernels()
 
 
-def spec(kind: str, inputs: list[Shape], output: Shape, compiled: bool = False, **attributes: Any) -> OpSpec:
+def spec(kind: str, inputs: list[Shape], output: Shape, kernels: Kernels = HERE, **attributes: Any) -> OpSpec:
     """An operation on float32 tensors."""
 
     def nbytes(shape: Shape) -> int:
@@ -26,7 +28,7 @@ def spec(kind: str, inputs: list[Shape], output: Shape, compiled: bool = False, 
         output_shapes=(output,),
         output_bytes=(nbytes(output),),
         attributes=attributes,
-        compiled=compiled,
+        kernels=kernels,
     )
 
 
@@ -67,5 +69,5 @@ def test_the_gradient_of_a_loss_takes_over_the_logits(kind: str):
 def test_the_filter_gradient_of_a_grouped_convolution_takes_dense_scratch_where_xla_compiles_it():
     shapes: list[Shape] = [(1, 8, 8, 6), (4,), (1, 8, 8, 6)]
     assert workspace_bytes(spec("Conv2DBackpropFilter", shapes, (3, 3, 2, 6))) == 0
-    grouped = spec("Conv2DBackpropFilter", shapes, (3, 3, 2, 6), compiled=True)
+    grouped = spec("Conv2DBackpropFilter", shapes, (3, 3, 2, 6), kernels=Kernels(compiled=True))
     assert workspace_bytes(grouped) == 2 * 3 * grouped.output_bytes[0]

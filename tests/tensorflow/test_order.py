@@ -13,7 +13,10 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import optimized_between_cuts
+from tf_memsaver.cost.rules import Kernels
+from tf_memsaver.parity import control
 from tf_memsaver.parity.gates import is_gate
+from tf_memsaver.runtime.order import _touched
 
 X = tf.constant(np.random.default_rng(0).standard_normal((8, 16)).astype("float32"))
 
@@ -122,7 +125,8 @@ def operations_of(model: Any, compiled: bool | None = None) -> Any:
     return found
 
 
-def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes() -> None:
+def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "takes_onednn", lambda: True)
     operations = operations_of(convolutions())
     pairs = [
         (kernel, bias)
@@ -137,6 +141,31 @@ def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes() -> Non
     assert len(later) == 4 and all({*pair_of(each, pairs)} <= {*each.control_inputs} for each in later)
     assert not of_images.control_inputs
     assert not any(of_images in each.control_inputs for found in operations.values() for each in found)
+
+
+def test_gradients_of_kernels_take_turns_where_two_kernels_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each unfolds images into as much as 30 MiB, which two at a time would take twice.
+    monkeypatch.setattr(control, "takes_onednn", lambda: False)
+    found = [each for each in operations_of(convolutions())["Conv2DBackpropFilter"] if each.control_inputs]
+    assert len(found) >= 4
+
+
+def test_an_operation_is_as_large_as_what_it_works_with() -> None:
+    sizes = [(3, 3, 8, 8), (None, 8, 8, 8)]  # 16 KiB in batches of 8, and an unfolded image of 18 KiB, by the hundred.
+    signature = [tf.TensorSpec(size) for size in sizes]
+
+    @tf.function(input_signature=signature)
+    def step(kernel: Any, gradient: Any) -> Any:
+        shape = tf.shape(gradient)
+        return tf.raw_ops.Conv2DBackpropInput(
+            input_sizes=shape, filter=kernel, out_backprop=gradient, strides=[1] * 4, padding="SAME"
+        )
+
+    operations = step.get_concrete_function().graph.get_operations()
+    (operation,) = (each for each in operations if each.type == "Conv2DBackpropInput")
+    operation.outputs[0].set_shape((None, 8, 8, 8))
+    assert _touched(operation, 8, Kernels()) < 1 << 18
+    assert _touched(operation, 8, Kernels(unfolds=True)) > 1 << 24
 
 
 def pair_of(gradient: Any, pairs: Any) -> Any:

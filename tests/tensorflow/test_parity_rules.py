@@ -22,7 +22,7 @@ from tests.tensorflow.plans import (
     segments_of,
 )
 from tf_memsaver.capture.model_step import capture_graph
-from tf_memsaver.compat.allocator import takes_onednn
+from tf_memsaver.compat.onednn import takes_onednn
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
 from tools.shared.models.random_fit import fitted, random_fit_case

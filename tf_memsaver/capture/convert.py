@@ -19,7 +19,7 @@ from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import free_dimension_is
-from tf_memsaver.tfgraph.operations import costs_of, shaped_like, spec_of, tensor_bytes
+from tf_memsaver.tfgraph.operations import costs_of, kernels_here, shaped_like, spec_of, tensor_bytes
 
 TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""
@@ -72,7 +72,7 @@ def build_graph(
 
 class _Builder:
     def __init__(self, source: StepSource, step: TracedStep, device: Device) -> None:
-        self._step, self._device = step, device
+        self._step, self._device, self._kernels = step, device, kernels_here()
         self.values: list[Value] = []
         self._value_of: dict[int, int] = {}
         self._operations = step.graph.get_operations()
@@ -196,7 +196,7 @@ class _Builder:
         return self._make(operation, phase, unit, index, inputs)
 
     def _make(self, operation: Any, phase: Phase, unit: int | None, index: int, inputs: list[int]) -> Op:
-        spec = spec_of(operation)
+        spec = spec_of(operation, self._kernels)
         kind = MemoryKind.ACTIVATION if phase is Phase.FORWARD else MemoryKind.GRADIENT
         outputs = []
         for place, tensor in enumerate(operation.outputs):

@@ -1,11 +1,10 @@
 """Whether TensorFlow counts what is allocated, and how to have a CPU's memory counted.
 
-A GPU's allocator counts. A CPU's does where TensorFlow takes oneDNN's kernels by itself, which bring an allocator of
-their own: on processors with instructions made for neural networks, such as AVX512-VNNI
-(``tensorflow/core/util/util.cc``, ``IsMKLEnabled``, TensorFlow 2.21). Elsewhere, on AMD's processors before Zen 4 among
-others, it takes the system's allocator, which does not count, unless an environment variable asks for the one that GPUs
-have (``core/common_runtime/process_state.cc``). That is read when the first operation makes the device. The kernels
-and their results are the same with either.
+A GPU's allocator counts. A CPU's does where TensorFlow takes oneDNN's kernels (``compat/onednn.py``), which bring an
+allocator of their own. Elsewhere, on AMD's processors before Zen 4 among others, it takes the system's allocator, which
+does not count, unless an environment variable asks for the one that GPUs have (TensorFlow 2.21:
+``core/common_runtime/process_state.cc``). That is read when the first operation makes the device. The kernels and their
+results are the same with either.
 """
 
 from __future__ import annotations
@@ -13,16 +12,11 @@ from __future__ import annotations
 import os
 
 import tensorflow as tf
-from tensorflow.python.util import _pywrap_util_port
 
+from tf_memsaver.compat.onednn import takes_onednn
 from tf_memsaver.errors import MeasurementError
 
 VARIABLE = "TF_CPU_ALLOCATOR_USE_BFC"
-
-
-def takes_onednn() -> bool:
-    """Return whether TensorFlow takes oneDNN's kernels in this process."""
-    return bool(_pywrap_util_port.IsMklEnabled())
 
 
 def count_memory() -> None:

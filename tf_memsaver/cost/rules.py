@@ -14,11 +14,24 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpSpec:
-    """What a cost rule sees: shapes and bytes of the tensors read and written, and the op's attributes.
+class Kernels:
+    """Whose kernels run an op, as far as costs depend on it.
 
-    ``compiled`` says that the op runs inside a function that XLA compiles.
+    ``compiled``: the op runs inside a function that XLA compiles. ``threads`` are those of a CPU's kernels.
+    ``unfolds``: gradients of convolutions are computed by Eigen from unfolded images, since oneDNN's kernels are not
+    taken. ``widened`` are the types whose products Eigen computes in float32.
     """
+
+    compiled: bool = False
+    on_cpu: bool = True
+    threads: int = 2
+    unfolds: bool = False
+    widened: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpSpec:
+    """What a cost rule sees: shapes and bytes of the tensors read and written, attributes, and whose kernel runs."""
 
     type: str
     input_shapes: tuple[Shape, ...]
@@ -26,7 +39,7 @@ class OpSpec:
     output_shapes: tuple[Shape, ...]
     output_bytes: tuple[int, ...]
     attributes: Mapping[str, Any]
-    compiled: bool = False
+    kernels: Kernels = Kernels()
 
 
 VIEWS = frozenset(
@@ -84,10 +97,10 @@ def flops(spec: OpSpec) -> int:
     rule = _FLOPS.get(spec.type)
     if rule is None:
         return sum(math.prod(shape) for shape in spec.output_shapes)
-    return rule(spec) if _is_known(spec) else 0
+    return rule(spec) if is_known(spec) else 0
 
 
-def _is_known(spec: OpSpec) -> bool:
+def is_known(spec: OpSpec) -> bool:
     """Whether the ranks that rules go by are known; in the body of a loop they may not be."""
     return all((*spec.input_shapes[:1], *spec.output_shapes[:1]))
 
@@ -109,12 +122,12 @@ def _conv_input_gradient(spec: OpSpec) -> int:
 
 def _conv_filter_gradient(spec: OpSpec) -> int:
     per_output = math.prod(spec.output_shapes[0][:-1])
-    if spec.compiled:
-        per_output *= _conv_groups(spec)
+    if spec.kernels.compiled:
+        per_output *= conv_groups(spec)
     return 2 * math.prod(spec.input_shapes[2]) * per_output
 
 
-def _conv_groups(spec: OpSpec) -> int:
+def conv_groups(spec: OpSpec) -> int:
     """Return the number of groups of a channels-last convolution whose first input is the image."""
     return max(1, spec.input_shapes[0][-1] // max(1, spec.output_shapes[0][-2]))
 
@@ -165,22 +178,3 @@ _FLOPS: dict[str, Callable[[OpSpec], int]] = {
 }
 MATRIX_OPS = frozenset(_FLOPS)
 """Convolutions and matrix products: the ops that a roofline places under the arithmetic roof."""
-
-
-def workspace_bytes(spec: OpSpec) -> int:
-    """Return the scratch memory that the op's kernel allocates while it runs."""
-    rule = _WORKSPACE.get(spec.type)
-    return rule(spec) if rule is not None and _is_known(spec) else 0
-
-
-def _compiled_filter_gradient(spec: OpSpec) -> int:
-    """Return what XLA's CPU compiler takes for the filter gradient of a grouped convolution.
-
-    It computes the gradient for all pairs of channels, in two buffers. Measured on TensorFlow 2.21: 220.5 MiB for a
-    depthwise 7×7 convolution of 768 channels, 55.1 MiB for 384. Keras runs grouped convolutions on CPUs this way.
-    """
-    groups = _conv_groups(spec)
-    return 2 * groups * spec.output_bytes[0] if spec.compiled and groups > 1 else 0
-
-
-_WORKSPACE: dict[str, Callable[[OpSpec], int]] = {"Conv2DBackpropFilter": _compiled_filter_gradient}

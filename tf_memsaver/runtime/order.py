@@ -11,7 +11,6 @@ Only in graphs: eager steps are in order, and XLA orders by itself.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,12 @@ import tensorflow as tf
 
 from tf_memsaver.compat.gradients import backward_passes_go_to
 from tf_memsaver.compat.graphs import is_compiled_by_xla, wait_for
+from tf_memsaver.cost.rules import Kernels
+from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.control import held_in_order
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
+from tf_memsaver.tfgraph.operations import kernels_here, spec_of
 
 _LEAST_BYTES = 1 << 18
 """What is smaller decides no peak."""
@@ -102,7 +104,7 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     if ordered is None:
         return
     added = graph.get_operations()[start:]
-    needed = needed_for(gradients, added)
+    needed, kernels = needed_for(gradients, added), kernels_here()
     alive = [each for each in added if id(each) in needed]
     for operation, waits in held_in_order(alive, ordered.gates | ordered.ends):
         name, device = operation.name, operation.device
@@ -111,7 +113,7 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
             continue
         if name in ordered.gates:
             _wait(operation, ordered.before_a_pass(device))
-        elif _touched(operation, ordered.batch_size) < _LEAST_BYTES:
+        elif _touched(operation, ordered.batch_size, kernels) < _LEAST_BYTES:
             continue
         elif waits:
             _wait(operation, ordered.last.get(device, ()))
@@ -126,12 +128,7 @@ def _wait(operation: Any, names: Iterable[str]) -> None:
             wait_for(operation, operation.graph.get_operation_by_name(name))
 
 
-def _touched(operation: Any, batch_size: int) -> int:
-    """Return the bytes of the largest tensor that an operation reads or makes."""
-    return max((_bytes(each, batch_size) for each in (*operation.inputs, *operation.outputs)), default=0)
-
-
-def _bytes(tensor: Any, batch_size: int) -> int:
-    if tensor.shape.rank is None or tensor.dtype in (tf.resource, tf.variant, tf.string):
-        return 0
-    return math.prod(batch_size if size is None else size for size in tensor.shape) * int(tensor.dtype.size)
+def _touched(operation: Any, batch_size: int, kernels: Kernels) -> int:
+    """Return the bytes of the largest buffer that an operation reads, makes or works with."""
+    spec = spec_of(operation, kernels, free=batch_size)
+    return max((*spec.input_bytes, *spec.output_bytes, workspace_bytes(spec)), default=0)

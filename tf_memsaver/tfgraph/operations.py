@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +12,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import graphs
+from tf_memsaver.compat.onednn import has_onednn_for, takes_onednn
 from tf_memsaver.cost import rules
+from tf_memsaver.cost.workspace import workspace_bytes
 
 CUSTOM_GRADIENT = "_gradient_op_type"
 """The attribute that names an operation's own gradient function."""
@@ -37,18 +42,27 @@ _NO_REPLAY_STATE = ASSIGNMENTS.union(
 """Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
 
 
-def tensor_bytes(tensor: Any) -> int:
+def known_shape(tensor: Any, free: int | None = None) -> tuple[int, ...] | None:
+    """Return the shape of a tensor, dimensions that are not known being ``free``; None if there is no telling."""
+    if tensor.shape.rank is None:
+        return None
+    found: list[Any] = [free if size is None else size for size in tensor.shape]
+    return None if None in found else tuple(found)
+
+
+def tensor_bytes(tensor: Any, free: int | None = None) -> int:
     """Return the bytes of a tensor of the traced graph; 0 for resources and strings, whose storage is elsewhere.
 
     A tensor whose shape depends on the data counts 0: such tensors are indices and masks of preprocessing, not
-    activations. The tensor lists that a loop keeps for its gradient are counted where the loop makes them.
+    activations. The tensor lists that a loop keeps for its gradient are counted where the loop makes them. Where
+    ``free`` is given, dimensions that are not known are as large as that.
     """
     if tensor.dtype == tf.variant:
         return _loop_list_bytes(tensor)
     if tensor.dtype in (tf.resource, tf.string) or not tensor.dtype.size:
         return 0
-    count = tensor.shape.num_elements()
-    return 0 if count is None else count * tensor.dtype.size
+    shape = known_shape(tensor, free)
+    return 0 if shape is None else math.prod(shape) * tensor.dtype.size
 
 
 def _loop_list_bytes(tensor: Any) -> int:
@@ -125,25 +139,34 @@ def _static_count(tensor: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def spec_of(operation: Any, compiled: bool = False) -> rules.OpSpec:
-    """Return what the cost rules see of an operation; ``compiled`` when it runs in a function that XLA compiles."""
+def kernels_here() -> rules.Kernels:
+    """Return whose kernels run the operations of a step on this machine, as far as costs depend on it."""
+    if tf.config.list_physical_devices("GPU"):
+        return rules.Kernels(on_cpu=False)
+    return rules.Kernels(
+        threads=tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1,
+        unfolds=not takes_onednn(),
+        widened=frozenset(each for each in ("bfloat16", "float16") if not has_onednn_for(each)),
+    )
 
-    def shape(tensor: Any) -> tuple[int, ...]:
-        return tuple(tensor.shape) if tensor.shape.is_fully_defined() else ()
 
+def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> rules.OpSpec:
+    """Return what the cost rules see of an operation, dimensions that are not known being ``free``."""
     names = ("transpose_a", "adj_x", "equation", "strides", "padding", "explicit_paddings", "data_format")
     known = operation.node_def.attr
     attributes = {name: operation.get_attr(name) for name in names if name in known}
     if isinstance(attributes.get("equation"), bytes):
         attributes["equation"] = attributes["equation"].decode()
+    if operation.outputs:
+        attributes["T"] = operation.outputs[0].dtype.name
     return rules.OpSpec(
         type=operation.type,
-        input_shapes=tuple(shape(t) for t in operation.inputs),
-        input_bytes=tuple(tensor_bytes(t) for t in operation.inputs),
-        output_shapes=tuple(shape(t) for t in operation.outputs),
-        output_bytes=tuple(tensor_bytes(t) for t in operation.outputs),
+        input_shapes=tuple(known_shape(t, free) or () for t in operation.inputs),
+        input_bytes=tuple(tensor_bytes(t, free) for t in operation.inputs),
+        output_shapes=tuple(known_shape(t, free) or () for t in operation.outputs),
+        output_bytes=tuple(tensor_bytes(t, free) for t in operation.outputs),
         attributes=attributes,
-        compiled=compiled,
+        kernels=kernels,
     )
 
 
@@ -152,13 +175,15 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
     bodies = list(_called_functions(operation, graph))
     if not bodies:
         flops = rules.flops(spec)
-        return flops, flops if spec.type in rules.MATRIX_OPS else 0, rules.workspace_bytes(spec)
-    compiled = spec.compiled or "_XlaMustCompile" in operation.node_def.attr
+        return flops, flops if spec.type in rules.MATRIX_OPS else 0, workspace_bytes(spec)
+    kernels = spec.kernels
+    if "_XlaMustCompile" in operation.node_def.attr:
+        kernels = dataclasses.replace(kernels, compiled=True)
     times = trip_count(operation) or 1
     flops = matrix_flops = workspace = 0
     for body in bodies:
         for inner in body.get_operations():
-            more, more_matrix, scratch = costs_of(inner, spec_of(inner, compiled), body)
+            more, more_matrix, scratch = costs_of(inner, spec_of(inner, kernels), body)
             flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
             workspace = max(workspace, scratch)
     return flops, matrix_flops, workspace
