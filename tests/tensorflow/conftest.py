@@ -9,11 +9,19 @@ import keras
 import pytest
 
 import tf_memsaver  # noqa: F401 - what is imported stays for good: see below
+from tf_memsaver.capture import convert
+from tf_memsaver.cost.rules import Kernels
 from tools.shared import memory  # noqa: F401 - has memory counted before the first operation
 
 # Keras collects garbage before every test. What TensorFlow is made of, a million objects, is not garbage, and neither
 # is what a test leaves behind for good: TensorFlow keeps the graphs of custom gradients.
 gc.freeze()
+
+
+@pytest.fixture
+def costs_with_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan as for a processor with oneDNN: where Eigen unfolds images, what it unfolds is all that small models are."""
+    monkeypatch.setattr(convert, "kernels_here", Kernels)
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ def test_activations_cut_anywhere(activation: Any) -> None:
     test_segments_between_all_cuts_train_alike(lambda: functions.dense(activation))
 
 
+@pytest.mark.usefixtures("costs_with_onednn")
 @pytest.mark.parametrize("strategy", ["min_peak", "nested"])
 def test_sums_of_several_shapes_behind_a_segment(strategy: str) -> None:
     """Graph optimisation orders their terms where it knows which operands of unknown size are of one shape."""

@@ -457,6 +457,7 @@ def test_trap_20_the_batch_size_is_never_guessed(batch_size: Any) -> None:
         tf_memsaver.optimize(models.chain())
 
 
+@pytest.mark.usefixtures("costs_with_onednn")
 def test_trap_20_bytes_follow_the_batch_size() -> None:
     model = models.residual_net()
     peaks = [tf_memsaver.search_plan(model, batch_size=size).plain_peak_bytes for size in (16, 32, 64)]
