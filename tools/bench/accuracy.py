@@ -2,9 +2,10 @@
 
 Each cell is a model with an optimizer and a batch size. It is trained by Keras's own ``fit``, twenty steps in a fresh
 process each: plain, with ``auto``, with ``min_peak`` and for two budgets, 70% and 50% of the plain peak. What was
-predicted is compared with the largest of the steps. ``--loaded`` keeps as many processes busy beside it as the machine
-has cores. Rows go to ``tools/results/bench_accuracy.json``, in which those of other cells are kept, and as a table to
-the ``.md`` beside it. ``--quick`` takes a few cells of all kinds.
+predicted is compared with the largest of the steps, without the dataset, which on a CPU lies in the same allocator.
+``--loaded`` keeps as many processes busy beside it as the machine has cores. Rows go to
+``tools/results/bench_accuracy.json``, in which those of other cells are kept, and as a table to the ``.md`` beside it.
+``--quick`` takes a few cells of all kinds.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def _outcome(cell: Cell, variant: str, memsaver: bool, options: dict[str, Any]) 
         outcome = in_own_process(train_cell, cell, memsaver, options)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-    row = {"measured_bytes": outcome.peak_bytes, "live_bytes": outcome.live_bytes}
+    row = {"measured_bytes": outcome.step_bytes, "peak_bytes": outcome.peak_bytes}
     if memsaver:
         row |= {"predicted_bytes": outcome.predicted_bytes, "plain_predicted_bytes": outcome.plain_predicted_bytes}
     return row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import time
@@ -11,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import app, flags
 
 from tf_memsaver.check.watch import StepWatch
@@ -41,11 +43,16 @@ class Loop(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """What twenty steps of ``fit`` or a loop came to; bytes are the device allocator's, the largest of all steps."""
+    """What twenty steps of ``fit`` or a loop came to; bytes are the device allocator's, the largest of all steps.
+
+    ``step_bytes`` are what a plan speaks of: what training keeps, a batch, and what a step takes on top of what was
+    there when it began. A CPU's peak has the dataset and its prefetched batches, too, which on a GPU are elsewhere.
+    """
 
     losses: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: int = 0
     live_bytes: int = 0
+    step_bytes: int = 0
     step_seconds: float = 0.0
     optimize_seconds: float = 0.0
     predicted_bytes: int = 0
@@ -74,6 +81,12 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
     outcome.peak_bytes, outcome.live_bytes = max(watch.steps.peaks), max(watch.steps.lives)
     outcome.step_seconds = statistics.median(watch.steps.seconds[1:])
     outcome.variables = [np.asarray(variable) for variable in model.variables]
+    taken = max(peak - live for peak, live in zip(watch.steps.peaks, watch.steps.lives, strict=True))
+    batch = sum(np.asarray(leaf).nbytes for leaf in keras.tree.flatten(next(iter(data))))
+    del data
+    gc.collect()
+    kept = tf.config.experimental.get_memory_info(watch.device)["current"]
+    outcome.step_bytes = taken + kept + batch
     return outcome
 
 
