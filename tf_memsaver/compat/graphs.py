@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager.polymorphic_function.atomic_function import from_function_def
 from tensorflow.python.framework import ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
@@ -48,6 +49,11 @@ def wait_for_only(operation: Any, others: Iterable[Any]) -> None:
     """Give an operation these control inputs instead of those that it has."""
     operation._remove_all_control_inputs()
     operation._add_control_inputs(list(others))
+
+
+def run_steps_in_turn(loop: Any) -> None:
+    """Let a step of a while loop begin when the one before is over; by itself, TensorFlow runs up to 32 at once."""
+    loop._set_attr("parallel_iterations", attr_value_pb2.AttrValue(i=1))
 
 
 def is_compiled_by_xla(graph: Any) -> bool:

@@ -4,7 +4,8 @@ TensorFlow's threads run what is ready. In a backward pass that is much: the gra
 input, the backward passes of two branches, the replays of a network that is called twice. Side by side they take more
 memory than one by one, and another amount in each step. So control edges let kernels that touch large tensors, and
 the gates of replays, wait for what was traced before them. No kernel sees such an edge; that graph optimisation does
-not see them either is up to ``parity.control``.
+not see them either is up to ``parity.control``. The steps of a loop that goes back in time take turns, too: each makes
+a gradient of the weights, and these would wait for their sum side by side.
 
 Only in graphs: eager steps are in order, and XLA orders by itself.
 """
@@ -19,13 +20,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.gradients import backward_passes_go_to
-from tf_memsaver.compat.graphs import is_compiled_by_xla, wait_for
+from tf_memsaver.compat.graphs import is_compiled_by_xla, run_steps_in_turn, wait_for
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.control import held_in_order
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
-from tf_memsaver.tfgraph.operations import kernels_here, spec_of
+from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
 
 _LEAST_BYTES = 1 << 18
 """What is smaller decides no peak."""
@@ -106,6 +107,8 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     added = graph.get_operations()[start:]
     needed, kernels = needed_for(gradients, added), kernels_here()
     alive = [each for each in added if id(each) in needed]
+    for loop in filter(is_loop, alive):
+        run_steps_in_turn(loop)
     for operation, waits in held_in_order(alive, ordered.gates | ordered.ends):
         name, device = operation.name, operation.device
         if name in ordered.ends:

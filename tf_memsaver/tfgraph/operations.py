@@ -15,6 +15,7 @@ from tf_memsaver.compat import graphs
 from tf_memsaver.compat.onednn import has_onednn_for, takes_onednn
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
+from tf_memsaver.tfgraph.loops import added_by_step, most_live
 
 CUSTOM_GRADIENT = "_gradient_op_type"
 """The attribute that names an operation's own gradient function."""
@@ -70,15 +71,14 @@ def _loop_list_bytes(tensor: Any) -> int:
     if tensor.op.type not in _LOOPS:
         return 0
     body = function_graph(tensor.op.graph, tensor.op.get_attr("body").name)
-    writer = None if body is None else body.outputs[tensor.value_index].op
-    place = None if writer is None else {"TensorListPushBack": 1, "TensorListSetItem": 2}.get(writer.type)
-    if writer is None or place is None:
+    added = None if body is None else added_by_step(body, tensor.value_index)
+    if added is None:
         return 0
     trips = trip_count(tensor.op)
     if trips is None:
         logging.warning("loop '%s' runs an unknown number of steps: what it keeps is not counted", tensor.op.name)
         return 0
-    return trips * tensor_bytes(writer.inputs[place])
+    return trips * tensor_bytes(added)
 
 
 RANDOM = frozenset(
@@ -186,6 +186,8 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
             more, more_matrix, scratch = costs_of(inner, spec_of(inner, kernels), body)
             flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
             workspace = max(workspace, scratch)
+        if is_loop(operation):
+            workspace += most_live(body, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
     return flops, matrix_flops, workspace
 
 
