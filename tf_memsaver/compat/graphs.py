@@ -7,13 +7,15 @@ Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager.polymorphic_function.atomic_function import from_function_def
 from tensorflow.python.framework import ops
+from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.handle_data_util import get_handle_data as get_handle_data
 from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle_data
@@ -54,6 +56,24 @@ def wait_for_only(operation: Any, others: Iterable[Any]) -> None:
 def run_steps_in_turn(loop: Any) -> None:
     """Let a step of a while loop begin when the one before is over; by itself, TensorFlow runs up to 32 at once."""
     loop._set_attr("parallel_iterations", attr_value_pb2.AttrValue(i=1))
+
+
+@functools.cache
+def traced_graphs_go_to(note: Callable[[Any], None]) -> None:
+    """Tell ``note`` from now on of each graph that a ``tf.function`` has traced to its end and may still be added to.
+
+    That is when TensorFlow puts operations with side effects in order (``tensorflow/python/framework/
+    auto_control_deps.py``, which is the same in 2.20 and 2.21).
+    """
+    leave = AutomaticControlDependencies.__exit__
+
+    @functools.wraps(leave)
+    def left(manager: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        if error is None and not tf.executing_eagerly():
+            note(tf.compat.v1.get_default_graph())
+        return leave(manager, kind, error, traceback)
+
+    AutomaticControlDependencies.__exit__ = left
 
 
 def is_compiled_by_xla(graph: Any) -> bool:
