@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
-from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import COMMANDS
+from tf_memsaver.compat import keras_names
 from tf_memsaver.plan.plan import Plan
 
 MODEL_MODULE = """

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import LIMITS
+from tf_memsaver.compat import keras_names
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import Kind, Target, check_target
 from tf_memsaver.options.checks import did_you_mean

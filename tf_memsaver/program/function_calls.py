@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import FuncGraph, call_on_flat_tensors
+from tf_memsaver.compat.graphs import FuncGraph, call_on_flat_tensors, flat_arguments
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.compat.tapes import stop_recording
 from tf_memsaver.errors import InvalidRequestError
@@ -117,7 +117,7 @@ class FunctionCalls(Program):
                     f"Optimize the function for that value too."
                 )
         bound = kind.bind(*bound.args, **bound.kwargs)
-        return list(kind.unpack_inputs(bound))
+        return flat_arguments(kind, bound)
 
     def accepts(self, flat: Sequence[Any]) -> bool:
         """Whether tensors fit the shapes and dtypes that the function was traced with."""

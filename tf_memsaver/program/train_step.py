@@ -6,7 +6,6 @@ Nothing of the user's is rebuilt: the very optimizers, losses and metrics are us
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from tf_memsaver.compat import keras_calls, keras_models, keras_training
 from tf_memsaver.compat.functions import functions_run_inline
 from tf_memsaver.compat.gradients import Listener, tapes_heard_by
 from tf_memsaver.compat.replicas import in_one_replica
-from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects
 
@@ -46,18 +44,13 @@ def left_as_it_was(model: Any) -> Iterator[list[Any]]:
     parts = KeptObjects(*keras_training.compiled_parts(model), *vars(model).values())
     optimizers = [each for each in parts.objects if isinstance(each, keras.optimizers.Optimizer)]
     for optimizer in optimizers:
-        object.__setattr__(optimizer, "build", functools.partial(_built_unallocated, optimizer.build))
+        keras_training.build_unallocated(optimizer)
     keras_training.clear_losses(model)
     try:
         yield optimizers
     finally:
         keras_training.clear_losses(model)
         parts.restore()
-
-
-def _built_unallocated(build: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    with variables_unallocated():
-        build(*args, **kwargs)
 
 
 def run_train_step(
