@@ -8,12 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat.keras_training import compiled_parts
 from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.program import batch
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 
 
 class KeptState:
@@ -23,8 +22,7 @@ class KeptState:
     """
 
     def __init__(self, *models: Any) -> None:
-        parts = [part for model in models for part in (*compiled_parts(model), *vars(model).values())]
-        self._objects = KeptObjects(*parts)
+        self._objects = KeptObjects(*(part for model in models for part in trained_with(model)))
         variables = [v for model in models for v in model.variables]
         self._variables = {id(v): v for v in [*variables, *self._objects.variables]}.values()
 

@@ -16,14 +16,14 @@ from absl import logging
 
 from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
 from tf_memsaver.compat.eager import deterministic_operations
-from tf_memsaver.compat.keras_training import compiled_parts, own_optimizer
+from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import RunOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.signature import is_planned_as_a_step, share_signature, signature_of
 from tf_memsaver.rewrite.optimized_model import another
@@ -270,9 +270,7 @@ class _Trial:
 
 def _slots_of(model: Any) -> list[Any]:
     """Return the variables of all optimizers that a model has."""
-    parts = [*compiled_parts(model), *vars(model).values()]
-    optimizers = [each for each in KeptObjects(*parts).objects if isinstance(each, keras.optimizers.Optimizer)]
-    return [variable for optimizer in optimizers for variable in optimizer.variables]
+    return [variable for optimizer in KeptObjects(*trained_with(model)).optimizers for variable in optimizer.variables]
 
 
 def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:

@@ -23,8 +23,8 @@ def read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results
         for place, tensor in enumerate(operation.inputs):
             if id(tensor) in made and _gradient_reads(operation, place, wanted):
                 yield tensor
-        place = READS_OUTPUT_FOR.get(operation.type)
-        if operation.type in READS_OUTPUT or (place is not None and wanted[place]):
+        told = READS_OUTPUT_FOR.get(operation.type)
+        if operation.type in READS_OUTPUT or (told is not None and wanted[told]):
             yield from operation.outputs
 
 

@@ -18,7 +18,7 @@ from tf_memsaver.compat.functions import functions_run_inline
 from tf_memsaver.compat.gradients import Listener, tapes_heard_by
 from tf_memsaver.compat.replicas import in_one_replica
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 
 Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 """Makes the placeholders of a step."""
@@ -40,14 +40,12 @@ def left_as_it_was(model: Any) -> Iterator[list[Any]]:
 
     Layers that are built only now are built for good.
     """
-    # Optimizers, metrics and losses hang on the model, alone or in lists.
-    parts = KeptObjects(*keras_training.compiled_parts(model), *vars(model).values())
-    optimizers = [each for each in parts.objects if isinstance(each, keras.optimizers.Optimizer)]
-    for optimizer in optimizers:
+    parts = KeptObjects(*trained_with(model))
+    for optimizer in parts.optimizers:
         keras_training.build_unallocated(optimizer)
     keras_training.clear_losses(model)
     try:
-        yield optimizers
+        yield parts.optimizers
     finally:
         keras_training.clear_losses(model)
         parts.restore()
