@@ -113,6 +113,14 @@ def sums_of_three() -> Any:
     return model_of(inputs, layers.Multiply(name="times")([made[0], made[-1]]))
 
 
+def loss_of_a_term() -> Any:
+    """An eager tape adds the gradient of the loss that a layer adds first, then those of the layer's readers."""
+    inputs = keras.Input((8,))
+    a = layers.Dense(8, "tanh", activity_regularizer="l2", name="a")(inputs)
+    b, c = layers.Dense(8, "tanh", name="b")(a), layers.Dense(8, "tanh", name="c")(a)
+    return model_of(inputs, layers.Multiply(name="times")([layers.Add(name="add")([a, b]), c]))
+
+
 def residual_norms() -> Any:
     x = inputs = keras.Input((6, 6, 8))
     for number in range(2):
@@ -202,6 +210,11 @@ CASES = {
         functools.partial(shared_block, dropout=0.0),
         optimized_between_cuts,
         functools.partial(trained_by_tape, free_batch=True),
+    ),
+    Rule.EAGER_ORDER: Case(
+        loss_of_a_term,
+        lambda model: optimized_by_hand(model, ("a", "c")),
+        functools.partial(trained_by_tape, mode="eager"),
     ),
     Rule.TERMS_ONE_BY_ONE: Case(three_readers, lambda model: optimized_by_hand(model, ("x", "b"), ("c", "d"))),
     Rule.WHOLE_GRADIENT_SUMS: Case(sums_of_three, between_cuts),
