@@ -54,7 +54,7 @@ class FunctionCalls(Program):
 
         With ``scope`` they are to run in the graph of their gradients, inside the name scope that was traced as this
         one, and not in a function of their own; ``unscoped`` are the names of those that were recorded without a name
-        scope of their own (``name_scopes``). ``group`` makes calls of operations, by what they make if left out.
+        scope of their own (``parity.scopes``). ``group`` makes calls of operations, by what they make if left out.
         No gradient is taken for the variables in ``frozen``, although they are trainable.
         """
         self.name = str(concrete.name)
