@@ -60,7 +60,7 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
 def _capture(
     model: Any,
     batch_size: int,
-    granularity: str,
+    granularity: Granularity,
     opened: Collection[str] | None = None,
     *,
     profile: bool = False,
@@ -110,7 +110,7 @@ def captured_units(model: Any, *, batch_size: int, granularity: Granularity, ope
     return _capture(model, batch_size, granularity, opened) if found is None else found
 
 
-def _how(model: Any, batch_size: int, granularity: str, opened: tuple[str, ...]) -> Any:
+def _how(model: Any, batch_size: int, granularity: Granularity, opened: tuple[str, ...]) -> Any:
     """Return what of a model and a request decides how it is captured, and may change."""
     # The losses by id: they may refer to the model, which would then live for ever.
     losses = id(model.loss) if getattr(model, "compiled", False) else None
