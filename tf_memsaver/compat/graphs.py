@@ -1,9 +1,9 @@
 """Graphs and operations of TensorFlow: making them by definition, their functions, what has no public way in or out.
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/framework/ops.py``,
-``tensorflow/python/eager/polymorphic_function/concrete_function.py`` and ``atomic_function.py``, ``attributes.py``,
-``tensorflow/core/function/polymorphism/function_type.py``, ``tensorflow/python/framework/function_def_to_graph.py``,
-``tensorflow/python/ops/handle_data_util.py``.
+``tensorflow/python/eager/polymorphic_function/concrete_function.py`` and ``atomic_function.py``,
+``tensorflow/python/ops/handle_data_util.py``. Read from 2.21: ``attributes.py`` beside the second,
+``tensorflow/core/function/polymorphism/function_type.py``, ``tensorflow/python/framework/function_def_to_graph.py``.
 """
 
 from __future__ import annotations
