@@ -247,6 +247,24 @@ def test_bits_differ_without_a_rule(rule: Rule) -> None:
     assert differing(plain, case.trained(optimized, EXACT.without(rule)))
 
 
+def shared_in_branches() -> Any:
+    """An eager tape ends with the layer's calls in another order than that in which they were made, reversed."""
+    inputs = keras.Input((8,))
+    shared = layers.Dense(8, "tanh", name="shared")
+    first = shared(inputs)
+    second, third = shared(first), shared(first)
+    return model_of(inputs, layers.Add(name="add")([second, third, shared(third)]))
+
+
+def test_an_eager_replay_ends_with_the_calls_of_a_layer_as_the_plain_step_does() -> None:
+    model = shared_in_branches()
+    optimized = optimized_by_hand(model, ("shared", "add"))
+    train_eagerly = functools.partial(trained_by_tape, mode="eager", batch_size=64)
+    plain = train_eagerly(model, EXACT)
+    assert not differing(plain, train_eagerly(optimized, EXACT))
+    assert differing(plain, train_eagerly(optimized, EXACT.without(Rule.EAGER_ORDER)))
+
+
 def terms_that_pass_a_segment() -> Any:
     """Two terms of the last sum come out of one segment, and graph optimisation sorts them by name."""
     x = inputs = keras.Input((32,))
