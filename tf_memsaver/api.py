@@ -19,7 +19,6 @@ from tf_memsaver.compat.versions import versions
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
-from tf_memsaver.options import checked
 from tf_memsaver.options.checks import path
 from tf_memsaver.options.table import (
     ApplyOptions,
@@ -224,9 +223,7 @@ def memory_time_curve(model: Any, **options: Unpack[CurveOptions]) -> tuple[Plan
 
 
 @takes(FunctionOptions)
-def optimize_function(
-    function: Any, *specs: Any, batch_size: int | None = None, **options: Unpack[FunctionOptions]
-) -> Any:
+def optimize_function(function: Any, *specs: Any, **options: Unpack[FunctionOptions]) -> Any:
     """Return a ``tf.function`` that computes what ``function`` does, over its variables, and trains in less memory.
 
     Segments are made of single operations, so that a plan may keep a matrix product and recompute the softmax after
@@ -253,7 +250,7 @@ def optimize_function(
     """
     request = _request(options, granularity="op")
     calls = FunctionCalls(concrete_function(function, specs))
-    plan = _function_plan(calls, _known_or_none(batch_size), request)
+    plan = _function_plan(calls, options["batch_size"], request)
     optimized = make_optimized_function(calls, plan)
     _tell_of(f"function '{calls.name}'", plan)
     return optimized
@@ -263,8 +260,6 @@ def optimize_function(
 def rewrite_saved_model(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    *,
-    batch_size: int | None = None,
     **options: Unpack[SavedModelOptions],
 ) -> dict[str, Plan]:
     """Write a SavedModel anew so that training through its functions takes less memory; return the plans by function.
@@ -287,13 +282,13 @@ def rewrite_saved_model(
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.
     """
-    request, size = _request(options, granularity="op"), _known_or_none(batch_size)
+    request = _request(options, granularity="op")
     plans = saved_model.rewrite(
         source=path("source", source),
         target=target,
         functions=options["functions"],
         overwrite=options["overwrite"],
-        planner=lambda calls: _function_plan(calls, size, request),
+        planner=lambda calls: _function_plan(calls, options["batch_size"], request),
     )
     for name, plan in plans.items():
         _tell_of(f"function '{name}'", plan)
@@ -387,11 +382,6 @@ def _tell_of(subject: str, plan: Plan) -> None:
     tell(f"tf_memsaver: {subject}: {plan}")
     if plan.advice:
         logging.warning("tf_memsaver: %s: %s", subject, plan.advice)
-
-
-def _known_or_none(batch_size: int | None) -> int | None:
-    """Return the batch size of a function, which may say it by itself."""
-    return None if batch_size is None else int(checked(batch_size=batch_size)["batch_size"])
 
 
 def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -16,8 +17,8 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
-from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import COMMANDS
+from tf_memsaver.compat import keras_names
 from tf_memsaver.plan.plan import Plan
 
 MODEL_MODULE = """
@@ -323,6 +324,22 @@ def test_optimize_writes_model_saved_model_and_plan(run: Any) -> None:
     # The optimized model brings its own plan.
     code, out, _ = run("verify", "out/model.keras", "--steps=1", "--format=json")
     assert code == 0 and json.loads(out)["verification"]["identical"]
+
+
+def test_optimize_holds_real_steps_to_the_budget(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks: list[int] = []
+
+    def measured(model: Any, **how: Any) -> Any:
+        del how
+        # The steps of the first plan take more than the budget, those of the second do not.
+        budget = model.memsaver_plan.request.budget_bytes
+        peaks.append(budget + 1000 if not peaks else budget)
+        return SimpleNamespace(peak_bytes=peaks[-1])
+
+    monkeypatch.setattr("tf_memsaver.api.measure", measured)
+    code, _, _ = run("optimize", *SMALL, "--budget=80%", "--calibrate", "--output=out/", "--save_format=keras")
+    assert code == 0 and len(peaks) == 2 and peaks[1] < peaks[0]
+    assert Plan.load("out/plan.json").request.budget_bytes == peaks[1]
 
 
 def test_overwrite_spares_what_the_command_did_not_write(run: Any) -> None:

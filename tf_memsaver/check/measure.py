@@ -32,7 +32,7 @@ from tf_memsaver.compat import keras_copies, keras_models
 from tf_memsaver.compat.keras_variables import bytes_of, is_trained
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
 from tf_memsaver.files.writing import scratch_folder
-from tf_memsaver.options.table import MeasureOptions
+from tf_memsaver.options.table import MeasureMode, MeasureOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
@@ -62,7 +62,7 @@ class Measurement:
     """
 
     device: str
-    mode: str
+    mode: MeasureMode
     batch_size: int
     peak_bytes: int
     least_peak_bytes: int

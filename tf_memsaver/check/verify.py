@@ -16,14 +16,14 @@ from absl import logging
 
 from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
 from tf_memsaver.compat.eager import deterministic_operations
-from tf_memsaver.compat.keras_training import compiled_parts, own_optimizer
+from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.options.table import RunOptions
+from tf_memsaver.options.table import Mode, RunOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.signature import is_planned_as_a_step, share_signature, signature_of
 from tf_memsaver.rewrite.optimized_model import another
@@ -60,7 +60,7 @@ class Verification:
     because two runs of the plain model already differed without it.
     """
 
-    mode: str
+    mode: Mode
     batch_size: int
     steps: int
     deterministic_ops: bool
@@ -153,7 +153,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     return Verification(mode=mode, batch_size=size, steps=steps, deterministic_ops=deterministic, checks=checks)
 
 
-def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:
+def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: Mode) -> tuple[tuple[Check, ...], bool]:
     """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
     with KeptState(model, optimized) as state:
         trial = _Trial(model, told, steps, mode, state)
@@ -185,7 +185,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
 
 
 def _compared_by(
-    train: Callable[[Any], Record], model: Any, optimized: Any, mode: str
+    train: Callable[[Any], Record], model: Any, optimized: Any, mode: Mode
 ) -> tuple[tuple[Check, ...], bool]:
     """Train both models in one way; return the comparisons, and whether deterministic operations were needed."""
     plain = train(model)
@@ -202,7 +202,7 @@ Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
 class _Trial:
     """Trains models from the same state on the same batches, and keeps every number under (kind, name, step)."""
 
-    def __init__(self, model: Any, told: Told, steps: int, mode: str, state: KeptState) -> None:
+    def __init__(self, model: Any, told: Told, steps: int, mode: Mode, state: KeptState) -> None:
         self.mode, self.steps, self._size, self._state = mode, steps, told.batch_size, state
         self._batches = told.batches(model, steps)
         self.stand_in = batch.needs_stand_in(model, told.batch_size, self._batches[0])
@@ -270,9 +270,7 @@ class _Trial:
 
 def _slots_of(model: Any) -> list[Any]:
     """Return the variables of all optimizers that a model has."""
-    parts = [*compiled_parts(model), *vars(model).values()]
-    optimizers = [each for each in KeptObjects(*parts).objects if isinstance(each, keras.optimizers.Optimizer)]
-    return [variable for optimizer in optimizers for variable in optimizer.variables]
+    return [variable for optimizer in KeptObjects(*trained_with(model)).optimizers for variable in optimizer.variables]
 
 
 def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:

@@ -79,7 +79,7 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
         return _optimize_saved_model(source, flags, progress)
     target = output_target(source, flags, Kind.FOLDER)
     model = _load(source, flags, progress)
-    made, optimized = _planned(model, flags, progress)
+    made, optimized = (_calibrated if flags.calibrate else _planned)(model, flags, progress)
     files = [PLAN_FILE]
     with written(target) as folder:
         made.save(folder / PLAN_FILE)
@@ -210,6 +210,14 @@ def _search(model: keras.Model, flags: Any, progress: Progress) -> Plan:
     if made.advice:
         progress.note(made.advice)
     return made
+
+
+def _calibrated(model: keras.Model, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
+    """Return a plan that real steps have kept, and the optimized model."""
+    limits = {name: getattr(flags, name) for name in LIMITS}
+    with progress.stage("tracing one training step, planning, and running real steps"):
+        optimized = api.optimize(_plain(model), **_batches(flags, progress), **limits, calibrate=True)
+    return optimized.memsaver_plan, optimized
 
 
 def _planned(model: keras.Model, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:

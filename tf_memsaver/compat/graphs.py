@@ -2,7 +2,8 @@
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/framework/ops.py``,
 ``tensorflow/python/eager/polymorphic_function/concrete_function.py`` and ``atomic_function.py``,
-``tensorflow/python/ops/handle_data_util.py``.
+``tensorflow/python/ops/handle_data_util.py``. Read from 2.21: ``attributes.py`` beside the second,
+``tensorflow/core/function/polymorphism/function_type.py``, ``tensorflow/python/framework/function_def_to_graph.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ FuncGraph = tf.__internal__.FuncGraph
 
 AutoTrackable = tf.__internal__.tracking.AutoTrackable
 """A bare object, of which a SavedModel keeps what is set as its attributes; a ``tf.Module`` has some of its own."""
+
+CUSTOM_GRADIENT = "_gradient_op_type"
+"""The attribute that names an operation's own gradient function (``ops.py``)."""
+
+AWAITED = "_has_manual_control_dependencies"
+"""The attribute of an operation that others wait for by control edges (``ops.py: Graph.control_dependencies``)."""
+
+COLOCATED = "_class"
+"""The attribute that names the operations on whose device one is to run (``ops.py: Operation.colocation_groups``)."""
+
+KNOWN_SHAPES = "_output_shapes"
+"""The attribute of a function's operation that has the shapes of its outputs (``function_def_to_graph.py``)."""
+
+COMPILED_BY_XLA = "_XlaMustCompile"
+"""The attribute of the call of a function that XLA compiles (``attributes.py``)."""
 
 unique_number = ops.uid
 """Returns another number each time, of those that TensorFlow makes its own unique names of."""
@@ -89,11 +105,6 @@ def has_control_dependencies(graph: Any) -> bool:
     return bool(graph._current_control_dependencies())
 
 
-def is_name_taken(graph: Any, name: str) -> bool:
-    """Whether ``Graph.unique_name`` would give another name instead; it does not tell upper from lower case."""
-    return name.lower() in graph._names_in_use
-
-
 def own_gradient_function(operation: Any) -> Any | None:
     """Return the gradient function that an operation has itself, which goes before those of the registry."""
     return operation._gradient_function
@@ -147,9 +158,19 @@ def add_function(graph: Any, function: Any) -> None:
     graph._add_function_recursive(function)
 
 
-def add_function_definition(graph: Any, definition: Any, function_type: Any) -> None:
-    """Add a function to a graph's library by its definition."""
-    graph._add_function(from_function_def(definition, function_type))
+def definition_of(function: Any) -> Any:
+    """Return the definition of a function of a graph's library, which is its own: to be copied before it is changed."""
+    return function.cached_definition
+
+
+def add_function_definition(graph: Any, definition: Any, function: Any) -> None:
+    """Add a function to a graph's library by its definition; it takes and returns what ``function`` does."""
+    graph._add_function(from_function_def(definition, function.function_type))
+
+
+def flat_arguments(function_type: Any, bound: Any) -> list[Any]:
+    """Return the tensors of arguments that were bound to the type of a function (``FunctionType.unpack_inputs``)."""
+    return list(function_type.unpack_inputs(bound))
 
 
 def call_on_flat_tensors(concrete: Any, arguments: Sequence[Any], captures: Sequence[Any]) -> Any:

@@ -43,8 +43,8 @@ DEFAULT_MAX_OVERHEAD = 0.3
 # What the verbs take --------------------------------------------------------------------------------------------------
 
 
-class Batches(TypedDict, total=False):
-    """What every verb must be told, in one way or the other."""
+class Data(TypedDict, total=False):
+    """What a model is trained on."""
 
     data: Annotated[
         Any,
@@ -57,6 +57,11 @@ class Batches(TypedDict, total=False):
             flag_text="what fit is given: package.module:function, which returns a dataset or a batch",
         ),
     ]
+
+
+class BatchSize(TypedDict, total=False):
+    """What bytes depend on."""
+
     batch_size: Annotated[
         int | None,
         Option(
@@ -66,6 +71,10 @@ class Batches(TypedDict, total=False):
             read=read_int,
         ),
     ]
+
+
+class Batches(Data, BatchSize):
+    """What every verb must be told, in one way or the other."""
 
 
 class Loops(TypedDict, total=False):
@@ -290,7 +299,7 @@ class LargestBatchOptions(OptimizeOptions, total=False):
     ]
 
 
-class FunctionOptions(Limits, Hints, Timing, Running):
+class FunctionOptions(BatchSize, Limits, Hints, Timing, Running):
     """What ``optimize_function`` takes."""
 
 
@@ -396,7 +405,7 @@ def types_of(group: Any) -> dict[str, Any]:
 
 OPTIONS: dict[str, Option] = {
     name: option
-    for group in (MeasureOptions, RunOptions, LargestBatchOptions, PlanOptions, CurveOptions, SavedModelOptions)
+    for group in (MeasureOptions, RunOptions, LargestBatchOptions, CalibratedOptions, CurveOptions, SavedModelOptions)
     for name, option in options_of(group).items()
 }
 """The options of all verbs by name. ``measure`` has a ``mode`` and ``steps`` of its own, which are not here."""

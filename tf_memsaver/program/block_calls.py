@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.cost import rules
+from tf_memsaver.parity.grappler import BIAS
 from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.grouping import assignments_last, grouped
@@ -83,7 +84,7 @@ class BlockCalls(ModelFunction):
         return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
 
 
-_BEHIND = PASSED_ON | {"BiasAdd"}
+_BEHIND = PASSED_ON | {BIAS}
 """What stays with the product whose result it is given."""
 
 

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.program.block_program import chosen_program, noted
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.loop import Loop
@@ -30,7 +31,7 @@ class Kind(NamedTuple):
     ``program`` makes the program of one. ``check`` refuses a model that no plan can be made for, before it is traced.
     """
 
-    granularity: str
+    granularity: Granularity
     holds: Callable[[Any], bool]
     program: Callable[[Any], ModelProgram]
     check: Callable[[Any], None] = lambda model: None
@@ -44,12 +45,14 @@ KINDS = (
 """A model is of the first kind that holds for it."""
 
 
-def kind_of(model: Any, granularity: str) -> Kind:
+def kind_of(model: Any, granularity: Granularity) -> Kind:
     """Return the kind of a model whose call is planned in units of ``granularity``."""
     return next(kind for kind in KINDS if kind.granularity == granularity and kind.holds(model))
 
 
-def program_of(model: Any, granularity: str, opened: Collection[str] | None = None) -> ModelProgram | StepProgram:
+def program_of(
+    model: Any, granularity: Granularity, opened: Collection[str] | None = None
+) -> ModelProgram | StepProgram:
     """Return ``model``, which is only read, as a program.
 
     With granularity ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays.
@@ -59,7 +62,7 @@ def program_of(model: Any, granularity: str, opened: Collection[str] | None = No
     """
     if is_planned_as_a_step(model):
         # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
-        of_networks = "layer" if granularity == "auto" else granularity
+        of_networks: Granularity = "layer" if granularity == "auto" else granularity
         make = functools.partial(StepProgram, model, functools.partial(_call_program, of_networks))
         program = model.once((granularity, *settings_of(model)), make) if isinstance(model, Loop) else make()
         if granularity == "auto":
@@ -70,7 +73,7 @@ def program_of(model: Any, granularity: str, opened: Collection[str] | None = No
     return _call_program(granularity, model)
 
 
-def _call_program(granularity: str, model: Any) -> ModelProgram:
+def _call_program(granularity: Granularity, model: Any) -> ModelProgram:
     kind = kind_of(model, granularity)
     kind.check(model)
     return kind.program(model)

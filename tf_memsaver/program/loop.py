@@ -112,10 +112,6 @@ class Loop(keras.Model):
         """What errors call the step."""
         return f"step '{self.memsaver_step.name}'"
 
-    def with_networks(self, networks: Sequence[Any]) -> Loop:
-        """Return the same step for other networks, such as optimized ones."""
-        return Loop(self.memsaver_step, networks)
-
     def packed(self, networks: Sequence[Any]) -> Any:
         """Return networks in the structure in which they were given."""
         return _packed(self.memsaver_step.structure, networks)

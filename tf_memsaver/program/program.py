@@ -1,7 +1,8 @@
 """What capture and rewriting know of a model, whatever kind it is: its calls, and what is around them.
 
-Each kind of Keras model has a class of its own (``layer_program``, ``sublayer_program``, ``operation_program``), and
-``kinds`` says which model is of which kind. A function of TensorFlow is a program, too: ``function_calls``.
+Each kind of Keras model has a class of its own (``layer_program``, ``sublayer_program``, ``operation_program``,
+``block_program``), and ``kinds`` says which model is of which kind. A ``train_step`` has one, too (``step_program``),
+and so has a function of TensorFlow (``function_calls``).
 """
 
 from __future__ import annotations

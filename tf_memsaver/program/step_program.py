@@ -21,7 +21,7 @@ from tf_memsaver.ir.graph import Unit
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
-from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.networks import HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
@@ -173,20 +173,18 @@ class _Counts(threading.local):
         self.by_graph: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-class _Handler:
-    """Makes the calls of layers in one ``train_step`` (see ``keras_calls.layer_calls_go_to``)."""
+class _Handler(NamedCalls):
+    """Makes the calls of layers in one ``train_step``."""
 
     def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
-        self._calls, self._paths, self._graph = calls, LayerPaths(), tf.compat.v1.get_default_graph()
+        super().__init__()
+        self._calls = calls
 
-    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if tf.compat.v1.get_default_graph() is not self._graph:
+    def named(self, path: str, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if path not in self._calls:
             return call(*args, **kwargs)
-        with self._paths.entered(layer) as path:
-            if path not in self._calls:
-                return call(*args, **kwargs)
-            program, run = self._calls[path]
-            return taken_over(program, layer, call, args, kwargs, run)
+        program, run = self._calls[path]
+        return taken_over(program, layer, call, args, kwargs, run)
 
 
 class _Between:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.parity.names import Names
+from tf_memsaver.program.boundaries import SPLITS_A_SUM, reason_against_replay
 from tf_memsaver.program.calls import Call, Reader
 from tf_memsaver.program.grouping import group_calls
 from tf_memsaver.program.layer_program import is_network
@@ -143,22 +144,14 @@ def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
     made = {slot for each in groups for member in each.members for slot in member.differentiable}
     for slot in made.intersection(group.inputs):
         if len(group.readers(slot)) > 1 and any(slot in each.inputs for each in groups if each is not group):
-            return "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
+            return SPLITS_A_SUM
     return ""
 
 
 def _reason(layer: TracedLayer, group: GroupCall, resident: frozenset[int], slots: Mapping[int, int]) -> str:
     """Return why a layer's call cannot be replayed, or an empty string."""
-    returned = keras.tree.flatten(layer.outputs)
-    if not all(isinstance(tensor, tf.Tensor) for tensor in returned):
-        return "returns something that is no tensor"
     for member in group.members:
         if member.operation.is_stateful and member.operation.type not in {*ASSIGNMENTS, "ReadVariableOp"}:
             return f"runs {member.operation.type}, which must run once"
-    known = {slots.get(id(tensor)) for tensor in layer.given}
-    if not known.issuperset(slot for slot in group.inputs if slot not in resident):
-        return "reads a tensor that is not among its arguments"
-    passed = {slots.get(id(tensor)) for tensor in layer.returned}
-    if not passed.issuperset(group.outputs):
-        return "makes a tensor that is read elsewhere and that it does not return"
-    return ""
+    reads = [slot for slot in group.inputs if slot not in resident]
+    return reason_against_replay(layer, reads, group.outputs, lambda tensor: slots.get(id(tensor)))
