@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from tf_memsaver.capture import model_step
 from tf_memsaver.capture.function_step import capture_function, concrete_function
-from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.measure import Measurement, measure
 from tf_memsaver.check.verify import Verification, verify
 from tf_memsaver.compat.devices import bytes_left
@@ -136,7 +137,13 @@ def trace(model: Any, **options: Unpack[CaptureOptions]) -> Trace:
     """
     plain = _plain_subject(model, options)
     options["step"] = None
-    return Trace(plain, capture_graph(plain, **options), **options)
+    return Trace(plain, model_step.capture_graph(plain, **options), **options)
+
+
+@functools.wraps(model_step.capture_graph)
+def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
+    """Return the traced step of a model, the plain one's if it is optimized."""
+    return trace(model, **options).graph
 
 
 @takes(CalibratedOptions)
@@ -309,23 +316,24 @@ def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
 
     Args:
       model: what the plan was made for; with ``step`` as in ``optimize``.
-      plan: what ``search_plan`` returned.
+      plan: what ``search_plan`` returned, here or in another process.
 
     Raises:
       InvalidRequestError: ``plan`` is no Plan.
       PlanMismatchError: the plan was made for another model; it names the first layer that differs.
       CertificationError: the plan replays what cannot be replayed, or cuts where results would change.
-      UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``search_plan``
-        is told them.
+      UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``data`` tells
+        them.
     """
-    if options["step"] is not None:
-        model = told_of(_plain_subject(model, options), {**options, "batch_size": None, "step": None}).model
-    return make_optimized(model if isinstance(model, Loop) else strip(model), plan)
+    plain = _plain_subject(model, options)
+    if options["data"] is not None and isinstance(plan, Plan):
+        told_of(plain, {**options, "batch_size": plan.batch_size, "step": None})
+    return make_optimized(plain, plan)
 
 
 def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:
     """Return what is trained, plain: a model or, with the option ``step``, the loop that calls it or them."""
-    return subject_of(model if options["step"] is None else mapped(strip, model), options)
+    return subject_of(mapped(strip, model), options)
 
 
 @takes(EstimateOptions)
@@ -367,7 +375,7 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)
-        return capture_graph(told.model, **{**_part(options, CaptureOptions), "batch_size": size, "step": None})
+        return model_step.capture_graph(told.model, **{**_part(options, CaptureOptions), "batch_size": size, "step": None})
 
     def measured(plan: Plan) -> int:
         optimized = make_optimized(told.model, plan)

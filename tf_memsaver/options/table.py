@@ -269,7 +269,8 @@ class ApplyOptions(Loops, total=False):
         Any,
         Option(
             check=any_value,
-            help="with ``step``, the data that the step is called with, as in ``optimize``",
+            help="as in ``optimize``, for what a plan from another process cannot know of this model: what its ``call`` "
+            "or its ``train_step`` is given; with ``step`` it is needed",
         ),
     ]
 

@@ -96,8 +96,8 @@ def signature_of(model: Any) -> Signature:
         return Signature(_single(functional.input), outputs, _output_names(outputs, functional.output_names))
     raise UnsupportedModelError(
         f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
-        f"inputs. Give what it is called with, such as inputs=tf.TensorSpec((None, 224, 224, 3)) (or a batch, or "
-        f"a dict of them), to optimize."
+        f"inputs. Give data=, what fit is given (a dataset, a batch or specs), or to optimize what it is called with, "
+        f"such as inputs=tf.TensorSpec((None, 224, 224, 3))."
     )
 
 
