@@ -482,3 +482,65 @@ def test_the_backward_pass_of_operations_that_are_copied_is_heard(granularity: A
     forward = {op.unit for op in graph.ops if op.phase is Phase.FORWARD and op.unit is not None and op.flops > 5000}
     backward = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD and op.unit is not None and op.flops > 5000}
     assert forward and backward == forward
+
+
+@keras.saving.register_keras_serializable("test_train_step")
+class Reconstructed(Trained):
+    """A model that Keras can save: what it trains comes of its own arguments."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super(Trained, self).__init__(**kwargs)
+        self.net, self.tracker = network("net"), keras.metrics.Mean(name="loss")
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def loss_of(self, x: Any) -> Any:
+        return tf.reduce_mean((self.net(x, training=True) - x) ** 2)
+
+
+@keras.saving.register_keras_serializable("test_train_step")
+class TwiceCompiled(Reconstructed):
+    """A model with a ``compile`` of its own."""
+
+    def compile(self, second: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        super().compile(**kwargs)
+        self.second = second
+
+    def train_step(self, x: Any) -> Any:
+        assert self.second
+        return super().train_step(x)
+
+
+def test_a_plan_of_a_step_is_saved_with_its_model(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = Reconstructed(name="saved")
+    model(X[:2])
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    optimized.fit(data(), shuffle=False, verbose=0)
+    optimized.save(tmp_path / "model.keras")
+    tf_memsaver.strip(optimized).save(tmp_path / "plain.keras")
+    # Keras saves no state of dropout: what both go on with is what the files have.
+    loaded, plain = (keras.models.load_model(tmp_path / name) for name in ("model.keras", "plain.keras"))
+    assert loaded.memsaver_plan.segments == optimized.memsaver_plan.segments and loaded.memsaver_plan.recomputed
+    caplog.clear()
+    found = [each.fit(data(), shuffle=False, verbose=0).history["loss"] for each in (loaded, plain)]
+    assert found[0] == found[1]
+    numbers = [[v.numpy().tobytes() for v in (*each.variables, *each.optimizer.variables)] for each in (loaded, plain)]
+    assert numbers[0] == numbers[1] and not caplog.records
+
+
+def test_a_step_that_no_file_tells_how_to_compile_is_loaded_plain(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = TwiceCompiled(name="saved")
+    model(X[:2])
+    model.compile(keras.optimizers.SGD(), optimizer="adam", jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    optimized.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match=r"`compile\(\)` method is custom"):  # Keras's own.
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded) is TwiceCompiled and "loaded as a plain model" in caplog.text
+    assert np.array_equal(loaded.net.weights[0], model.net.weights[0])
+    loaded.compile(keras.optimizers.SGD(), optimizer="adam", jit_compile=False)
+    assert tf_memsaver.apply_plan(loaded, optimized.memsaver_plan, data=data()).memsaver_plan.recomputed

@@ -71,7 +71,8 @@ class OptimizedModel:
         """Return the plain model's serialized form and the plan."""
         logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
         plain = keras.saving.serialize_keras_object(strip(self))
-        plain.pop("compile_config", None)
+        if not is_planned_as_a_step(self):
+            plain.pop("compile_config", None)  # Else it is compiled before its step is traced, to apply the plan.
         batch = trained_on(self)
         # The first entry is for people: Keras puts what it cannot load into its message, from the start.
         return {
@@ -89,6 +90,9 @@ class OptimizedModel:
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """Return the optimized model that ``get_config`` described.
 
+        One whose ``train_step`` cannot be traced since no file has what it was compiled with (a ``compile`` of its own)
+        comes back plain, and a warning says so.
+
         Raises:
           PlanMismatchError: this version of Keras builds other layers from the same config.
           CertificationError: the plan would change the results: the file was changed by hand, or the code of a layer.
@@ -96,7 +100,18 @@ class OptimizedModel:
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         note_inputs_of_json(plain, config.get("inputs"))
         note_batch_of_json(plain, config.get("trained_on"))
-        return make_optimized(plain, Plan.from_json(config["plan"]))
+        plan = Plan.from_json(config["plan"])
+        try:
+            return make_optimized(plain, plan)
+        except UnsupportedModelError:
+            if plain.compiled or not is_planned_as_a_step(plain):
+                raise
+            logging.warning(
+                "model '%s' was compiled in a way that no file keeps, so its train_step cannot be traced: it is loaded "
+                "as a plain model. Compile it, then give it its plan: tf_memsaver.apply_plan(model, plan, data=...).",
+                plain.name,
+            )
+            return plain
 
 
 def make_optimized(model: Any, plan: Plan) -> Any:
