@@ -104,7 +104,8 @@ class OptimizedModel:
         try:
             return make_optimized(plain, plan)
         except UnsupportedModelError:
-            if plain.compiled or not is_planned_as_a_step(plain):
+            # Keras calls it compiled even so.
+            if getattr(plain, "optimizer", None) is not None or not is_planned_as_a_step(plain):
                 raise
             logging.warning(
                 "model '%s' was compiled in a way that no file keeps, so its train_step cannot be traced: it is loaded "
