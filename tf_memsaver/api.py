@@ -46,6 +46,7 @@ from tf_memsaver.planners.solve import Plans, check_strategy, solve
 from tf_memsaver.program.batch import subject_of, told_of
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.program.loop import Loop, mapped
+from tf_memsaver.program.memo import forget
 from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
@@ -136,6 +137,7 @@ def trace(model: Any, **options: Unpack[CaptureOptions]) -> Trace:
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     plain = _plain_subject(model, options)
+    forget(plain)
     options["step"] = None
     return Trace(plain, model_step.capture_graph(plain, **options), **options)
 
@@ -368,7 +370,9 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     """
     check_strategy(options["strategy"])
     start = options["batch_size"] or (32 if options["data"] is None else None)
-    told = told_of(_plain_subject(model, options), {**options, "batch_size": start})
+    plain = _plain_subject(model, options)
+    forget(plain)
+    told = told_of(plain, {**options, "batch_size": start})
     request = _request({**options, "budget": options["budget"] or AUTO}, told.model)
     if request.budget_bytes is None:
         raise InvalidRequestError("a share of the plain peak is a budget for one batch size. Give bytes, or 'auto'.")

@@ -98,14 +98,7 @@ class Loop(keras.Model):
         # Networks that the step trains beside those that were given have variables, too.
         keys = set(map(keras_models.identity, networks))
         self.others = [each for each in step.reached.layers if keras_models.identity(each) not in keys and each.built]
-        self.memsaver_step, self.memsaver_memo = step, _Memo()
-
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what was made for a key, which says all that decides what is made."""
-        made = self.memsaver_memo.made
-        if key not in made:
-            made[key] = make()
-        return made[key]
+        self.memsaver_step = step
 
     @property
     def traced_as(self) -> str:
@@ -161,15 +154,6 @@ class Loop(keras.Model):
     def unpacked(element: Any) -> Batch:
         """Return an element of data as a batch: two or three parts as Keras reads them, anything else as one."""
         return unpacked(element) if isinstance(element, tuple) and len(element) in (2, 3) else Batch(element)
-
-
-class _Memo:
-    """What was made of a loop. It has slots, so that ``kept_objects`` puts nothing of it back."""
-
-    __slots__ = ("made",)
-
-    def __init__(self) -> None:
-        self.made: dict[Any, Any] = {}
 
 
 class _Routing:
