@@ -45,8 +45,11 @@ from tf_memsaver.planners.measured import plan_that_keeps
 from tf_memsaver.planners.solve import Plans, check_strategy, solve
 from tf_memsaver.program.batch import subject_of, told_of
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.program.loop import Loop, mapped
+from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.loop import Loop, mapped, places_of_networks
 from tf_memsaver.program.memo import forget
+from tf_memsaver.program.signature import is_planned_as_a_step
+from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
@@ -172,8 +175,20 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     if options["calibrate"]:
         plan = _calibrated(traced, plan, options)
     optimized = traced.apply(plan)
-    _tell_of(f"{'step' if isinstance(traced.model, Loop) else 'model'} '{traced.model.name}'", plan)
+    _tell_of(_subject(traced.model), plan)
+    if is_planned_as_a_step(traced.model):
+        program = program_of(traced.model, plan.request.granularity)
+        if isinstance(program, StepProgram) and program.stays_plain:
+            tell(f"tf_memsaver: {program.stays_plain}")
     return optimized
+
+
+def _subject(model: Any) -> str:
+    """Return what a plan is for, in words."""
+    if isinstance(model, Loop):
+        return f"step '{model.name}'"
+    is_whole = getattr(model, "compiled", False) or is_planned_as_a_step(model)
+    return f"model '{model.name}'{'' if is_whole else ' (a step of this model alone: it is not compiled)'}"
 
 
 def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
@@ -183,7 +198,7 @@ def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
 
     def measured(plan: Plan) -> int:
         logging.info("tf_memsaver: running real steps of '%s': %s", traced.model.name, plan)
-        return measure(traced.apply(plan), **how).peak_bytes
+        return measure(make_optimized(traced.model, plan), **how).peak_bytes
 
     kept, peak = plan_that_keeps(plan, lambda limit: traced.plan(**{**limits, "budget": limit}), measured)
     budget = format_bytes(plan.request.budget_bytes or 0)
@@ -330,7 +345,10 @@ def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
     plain = _plain_subject(model, options)
     if options["data"] is not None and isinstance(plan, Plan):
         told_of(plain, {**options, "batch_size": plan.batch_size, "step": None})
-    return make_optimized(plain, plan)
+    optimized = make_optimized(plain, plan)
+    for place in places_of_networks(plain) if isinstance(plain, Loop) else ():
+        tell(f"tf_memsaver: {place}")
+    return optimized
 
 
 def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:
@@ -379,7 +397,9 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)
-        return model_step.capture_graph(told.model, **{**_part(options, CaptureOptions), "batch_size": size, "step": None})
+        return model_step.capture_graph(
+            told.model, **{**_part(options, CaptureOptions), "batch_size": size, "step": None}
+        )
 
     def measured(plan: Plan) -> int:
         optimized = make_optimized(told.model, plan)

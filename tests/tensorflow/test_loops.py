@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tf_memsaver import api
 from tf_memsaver.compat import keras_training
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tools.shared import memory
@@ -427,6 +428,17 @@ def test_what_does_not_fit_is_told_at_once() -> None:
         tf_memsaver.optimize(tf.Module(), data=pairs(), step=trainer.step)
     with pytest.raises(UnsupportedModelError, match=r"step '<lambda>' cannot be traced .*\(KeyError: .*: 0\)"):
         tf_memsaver.optimize(trainer.net, data=pairs(), step=lambda batch: {}[0] or needs_three)
+
+
+def test_a_person_is_told_where_to_assign_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(api, "tell", said.append)
+    trainer = Trainer(network())
+    plan = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step).memsaver_plan
+    assert "step 'step': predicted peak" in said[1] and "finds model 'net' as " in said[0]
+    assert said[0].endswith("assign the result there")
+    tf_memsaver.apply_plan(trainer.net, plan, data=pairs(), step=trainer.step)
+    assert said[2] == said[0]
 
 
 def test_what_would_keep_the_plain_model_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tf_memsaver import api
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.program.data import Batch
@@ -332,6 +333,20 @@ def test_what_stays_plain_and_why() -> None:
     assert list(heard(adversaries()).values()) == ["no gradient is taken through it", *[""] * 4]
 
 
+def test_a_person_is_told_what_keeps_its_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(api, "tell", said.append)
+    tf_memsaver.optimize(penalized(), data=data(), strategy="recompute_all")
+    kept = "keeps the activations of 'critic' (a gradient is taken of its gradient)"
+    assert said[-1] == f"tf_memsaver: the train_step of model 'penalized' {kept}"
+    said.clear()
+    # A teacher that no gradient is taken through keeps none.
+    tf_memsaver.optimize(distilled(), data=data(), strategy="recompute_all")
+    assert len(said) == 1 and "alone" not in said[0]
+    tf_memsaver.optimize(network("net"), batch_size=4, strategy="recompute_all")
+    assert "model 'net' (a step of this model alone: it is not compiled): predicted peak" in said[-1]
+
+
 def test_what_has_a_sparse_gradient_is_replayed() -> None:
     graph = tf_memsaver.capture_graph(listed(), data=data())
     assert graph.units[0].label == "network/tokens"
@@ -576,7 +591,11 @@ def test_a_step_is_heard_once_for_its_plan_and_traced_once_more_for_its_graph(
     assert steps == {"counted": 4}
     # What is remembered is a model's own, and no part of what is saved.
     model.save(tmp_path / "model.keras")
-    copies = [keras.models.load_model(tmp_path / "model.keras"), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    copies = [
+        keras.models.load_model(tmp_path / "model.keras"),
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+    ]
     for each in [optimized, tf_memsaver.strip(optimized), keras.models.clone_model(model), *copies]:
         assert "memsaver_memo" not in vars(each)
     assert vars(model)["memsaver_memo"].made

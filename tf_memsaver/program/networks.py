@@ -26,6 +26,9 @@ from tf_memsaver.program.single_call import CallProgram
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
 from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step, what_is_traced
 
+NO_GRADIENT = "no gradient is taken through it"
+"""Why a call is not planned for that keeps no activations, either."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeardCall:
@@ -163,7 +166,7 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
             through.add(place)
             if any(start <= each.start < stop for start, stop in nested):
                 twice.add(place)
-    reasons = {False: "no gradient is taken through it", True: ""}
+    reasons = {False: NO_GRADIENT, True: ""}
     return [
         "a gradient is taken of its gradient" if place in twice else reasons[place in through]
         for place in range(len(calls))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.errors import UnsupportedModelError
@@ -23,7 +22,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_call import plain_call
-from tf_memsaver.program.networks import HeardCall, heard_calls
+from tf_memsaver.program.networks import NO_GRADIENT, HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
 from tf_memsaver.program.signature import note_inputs, trained_on
@@ -31,6 +30,9 @@ from tf_memsaver.program.train_step import what_is_traced
 
 ProgramOf = Callable[[Any], ModelProgram]
 """Makes the program of a network's call."""
+
+_NAMED = 5
+"""How many calls a sentence names."""
 
 
 class StepProgram:
@@ -86,7 +88,7 @@ class StepProgram:
         return self._programs[id(network)]
 
     def _nothing_to_plan(self) -> UnsupportedModelError:
-        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:5])
+        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:_NAMED])
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
             "Put what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
@@ -94,15 +96,22 @@ class StepProgram:
         )
 
     def check_units(self, units: Sequence[Unit]) -> None:
-        """Say in the log which networks stay as they are, and why.
+        """Look at what can be replayed (see ``ModelProgram``).
 
         Raises:
           UnsupportedModelError: nothing can be replayed.
         """
         if all(unit.pinned for unit in units):
             raise self._nothing_to_plan()
-        for path, reason in self._plain.items():
-            logging.info("%s: '%s' keeps its activations: %s", what_is_traced(self.model), path, reason)
+
+    @property
+    def stays_plain(self) -> str:
+        """The calls that keep their activations, and why, in a sentence; empty if there are none."""
+        found = [f"'{path}' ({reason})" for path, reason in self._plain.items() if reason != NO_GRADIENT]
+        if not found:
+            return ""
+        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return f"{what_is_traced(self.model)} keeps the activations of {', '.join(found[:_NAMED])}{more}"
 
     def training_call(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
         """Return what runs the ``train_step`` by a plan.

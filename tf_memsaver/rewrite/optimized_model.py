@@ -131,7 +131,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
     optimized = make_uncertified(model, plan)
     certify(model, plan, lambda: _same_model(model, keras_models.own_class(model)))
     if isinstance(model, Loop):
-        loop.say_where_networks_are(model)
+        loop.warn_of_plain_networks(model)
     return optimized
 
 
