@@ -460,7 +460,11 @@ def test_a_plan_file_and_data_for_a_model_with_code_of_its_own(run: Any, model: 
     Path("cli_own.py").write_text(OWN_MODULE)
     assert in_a_process("plan", *given, "--strategy=recompute_all", "--output=plan.json").returncode == 0
     assert Plan.load("plan.json").recomputed and Plan.load("plan.json").batch_size == 256
-    for verb in (["verify", "--steps=2"], ["measure", "--steps=1"], ["optimize", "--output=out", "--save_format=keras"]):
+    for verb in (
+        ["verify", "--steps=2"],
+        ["measure", "--steps=1"],
+        ["optimize", "--output=out", "--save_format=keras"],
+    ):
         Path("calls").unlink()
         plan = [] if verb[0] == "optimize" else ["--plan=plan.json"]
         done = in_a_process(verb[0], *given, *plan, *verb[1:], "--format=json")

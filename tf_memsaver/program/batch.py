@@ -79,7 +79,7 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
             )
         return Told(model, size, None)
     unpack = model.unpacked if isinstance(model, Loop) else None
-    data = data_of(given, keras_training.preprocessing_of(model), unpack)
+    data = data_of(given, keras_training.preprocessing_of(model), unpack, size)
     if isinstance(model, Loop):
         model.check_data(data.specs)
     if size is None:
