@@ -260,7 +260,7 @@ def test_a_plan_that_saves_nothing_says_why(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level("WARNING", logger="absl"):
         tf_memsaver.optimize(model, batch_size=4096)
     (said,) = _said(caplog)
-    assert "saves no memory" in said and "by one layer, 'net'" in said and "granularity='op'" in said
+    assert "saves no memory" in said and "by one layer, 'net'" in said and "granularity='auto'" in said
 
 
 def test_a_plan_that_saves_says_what(caplog: pytest.LogCaptureFixture) -> None:
