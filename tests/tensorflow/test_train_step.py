@@ -377,6 +377,21 @@ def residual(cls: Any) -> Any:
     return model
 
 
+def test_a_step_that_is_left_out_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = residual(LikeKeras)
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    tf_memsaver.estimate(model, batch_size=4)
+    told = "what is planned is its call alone, with a step as Keras makes it. Give data="
+    assert caplog.text.count(told) == 1
+    caplog.clear()
+    given = (np.zeros((4, 16, 16, 3), np.float32), np.zeros((4,), np.int64))
+    tf_memsaver.estimate(optimized, data=given)
+    tf_memsaver.estimate(residual(keras.Model), batch_size=4)
+    tf_memsaver.optimize(model, data=given, strategy="recompute_all")
+    tf_memsaver.estimate(model, batch_size=2)
+    assert told not in caplog.text
+
+
 def by_unit(graph: Graph, phase: Phase) -> dict[int, Counter[str]]:
     found: dict[int, Counter[str]] = {}
     for op in graph.ops:
