@@ -18,7 +18,7 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver import api
-from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.networks import heard_calls
@@ -390,6 +390,36 @@ def test_a_step_that_is_left_out_is_a_warning(caplog: pytest.LogCaptureFixture) 
     tf_memsaver.optimize(model, data=given, strategy="recompute_all")
     tf_memsaver.estimate(model, batch_size=2)
     assert told not in caplog.text
+
+
+class Informed(keras.Model):
+    """A loss of its own that calls the model again, and takes a gradient of its gradient (physics-informed)."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: Any = True
+    ) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            made = self(x, training=training)
+        slopes = tape.gradient(made, x)
+        return super().compute_loss(x=x, y=y, y_pred=y_pred) + tf.reduce_mean((slopes - 1.0) ** 2)
+
+
+def test_what_a_loss_differentiates_twice_stays_plain() -> None:
+    inputs = keras.Input((WIDTH,))
+    x = inputs
+    for _ in range(4):
+        x = layers.Dense(32, "gelu")(x)
+    model = Informed(inputs, layers.Dense(WIDTH)(x), name="informed")
+    model.compile("adam", "mse", jit_compile=False)
+    given = tf.data.Dataset.from_tensor_slices((X, X)).batch(64)
+    blind = tf_memsaver.optimize(model, batch_size=64, strategy="recompute_all")
+    optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all")
+    assert optimized.memsaver_plan.recomputed == tuple(f"informed/{layer.name}" for layer in model.layers[1:-1])
+    found = tf_memsaver.verify(model, optimized, data=given, steps=3)
+    assert found.identical and found.to_json()["compared"]["weight after fit"]
+    with pytest.raises(SecondDerivativeError, match="Optimize with data="):
+        blind.fit(given, shuffle=False, verbose=0)
 
 
 def by_unit(graph: Graph, phase: Phase) -> dict[int, Counter[str]]:

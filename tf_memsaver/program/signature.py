@@ -17,7 +17,7 @@ from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.train_step import has_own_train_step
+from tf_memsaver.program.train_step import has_own_step, has_own_train_step
 from tf_memsaver.units import shown
 
 
@@ -156,8 +156,8 @@ def trained_on(model: Any) -> Batch | None:
 
 
 def is_planned_as_a_step(model: Any) -> bool:
-    """Whether a plan is for the ``train_step`` of a model, not for its call."""
-    return has_own_train_step(model) and trained_on(model) is not None
+    """Whether a plan is for the ``train_step`` of a model, with a ``compute_loss`` of its own, too; not for its call."""
+    return has_own_step(keras_models.own_class(model)) and trained_on(model) is not None
 
 
 def _taken_by(model: Any, functional: Any, given: Any) -> Any:

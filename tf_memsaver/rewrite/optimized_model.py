@@ -37,6 +37,7 @@ from tf_memsaver.program.signature import (
     trained_on,
 )
 from tf_memsaver.program.step_program import CallsInTurn, StepInSegments
+from tf_memsaver.program.train_step import has_own_step
 from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import in_segments
 
@@ -225,7 +226,7 @@ def _optimized_class(base: Any) -> type:
         }
         if base.call is not keras.Model.call:
             attributes["call"] = _call_of(base)
-        if base.train_step is not keras.Model.train_step:
+        if has_own_step(base):
             attributes["train_step"] = _train_step_of(base)
         made = type(base.__name__, (OptimizedModel, base), attributes)
         keras_copies.serialize_class_as(made, OptimizedModel)
