@@ -270,8 +270,8 @@ class ApplyOptions(Loops, total=False):
         Any,
         Option(
             check=any_value,
-            help="as in ``optimize``: what a ``call`` or a ``train_step`` of the model's own is given, which a plan from "
-            "another process does not say; with ``step`` it is needed",
+            help="as in ``optimize``: what a ``call`` or a ``train_step`` of the model's own is given, which a plan "
+            "from another process does not say; with ``step`` it is needed",
         ),
     ]
 

@@ -28,7 +28,6 @@ from tf_memsaver.program.signature import (
 )
 from tf_memsaver.program.train_step import has_own_train_step
 
-
 _WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose own step was left out, which was said."""
 

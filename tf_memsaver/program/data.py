@@ -175,7 +175,7 @@ def _to_look_at(given: Any) -> Any:
         logging.warning(
             "an element of data is read (%s), from the dataset itself since it cannot be copied. Each iterator over a "
             "shuffled dataset has an order of its own: training will see the order that would have come one epoch "
-            "later. To keep it, give one batch or specs instead: data=(tf.TensorSpec((32, 128)), tf.TensorSpec((32,))).",
+            "later. To keep it, give one batch or specs: data=(tf.TensorSpec((32, 128)), tf.TensorSpec((32,))).",
             given.element_spec,
         )
     return given if copy is None else copy

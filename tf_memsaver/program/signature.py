@@ -156,7 +156,7 @@ def trained_on(model: Any) -> Batch | None:
 
 
 def is_planned_as_a_step(model: Any) -> bool:
-    """Whether a plan is for the ``train_step`` of a model, with a ``compute_loss`` of its own, too; not for its call."""
+    """Whether a plan is for a model's whole step, since that or its ``compute_loss`` is its own, not for its call."""
     return has_own_step(keras_models.own_class(model)) and trained_on(model) is not None
 
 
