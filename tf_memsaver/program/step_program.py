@@ -56,7 +56,7 @@ class StepProgram:
         for heard in heard_calls(model, specs):
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
-            program = self._program(heard, program_of)
+            program = None if heard.is_taken_apart else self._program(heard, program_of)
             if program is None:
                 continue
             if calls:
@@ -128,9 +128,8 @@ class StepProgram:
             if own.recomputed_units:
                 calls[opened.path] = opened.program, opened.program.training_call(own, segmenter)
         in_turn = {
-            key: CallsInTurn([calls[path][1] if path in calls else None for path in paths], plans[key])
+            key: CallsInTurn([_call_of(path, calls) for path in paths], plans.get(key))
             for key, paths in self._recorded.items()
-            if key in plans
         }
         return StepInSegments(calls, in_turn)
 
@@ -146,7 +145,8 @@ class StepInSegments:
 
     def of_network(self, network: Any) -> CallsInTurn | None:
         """Return what one of the networks runs where the step is a function that calls it; None if it stays plain."""
-        return self._by_network.get(id(network))
+        found = self._by_network.get(id(network))
+        return found if found is not None and found.is_planned else None
 
     def train_step(self, model: Any, data: Any) -> Any:
         """Return what the ``train_step`` of a model's own class returns."""
@@ -158,13 +158,19 @@ class CallsInTurn:
     """What a network runs that a loop of somebody's own calls: in each step its first call, its second, and so on.
 
     The calls that may be differentiated are counted in each graph that is traced, where a step begins with the first,
-    and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for.
+    and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for;
+    None where there is none for the network by itself, since it is taken apart.
     """
 
-    def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan) -> None:
+    def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan | None) -> None:
         """Take a network's calls in their order; None runs plainly."""
         self._calls, self.plan = calls, plan
         self._made = _Counts()
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the network has a plan of its own, or calls what is replayed."""
+        return self.plan is not None or any(call is not None for call in self._calls)
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
         """Return what the model's own ``call`` returns (see ``program.TrainingCall``)."""
@@ -173,6 +179,26 @@ class CallsInTurn:
         self._made.by_graph[graph] = number + 1
         call = self._calls[number % len(self._calls)]
         return plain_call(model, args, kwargs) if call is None else call(model, args, kwargs, shared)
+
+
+def _call_of(path: str, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> TrainingCall | None:
+    """Return what makes a network's call, or what it calls where that is taken apart; None if it stays plain."""
+    if path in calls:
+        return calls[path][1]
+    inside = {name.removeprefix(f"{path}/"): call for name, call in calls.items() if name.startswith(f"{path}/")}
+    return _TakenApart(inside) if inside else None
+
+
+class _TakenApart:
+    """A network's own call, in which calls of layers and networks run in segments (see ``program.TrainingCall``)."""
+
+    def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
+        self._calls = calls
+
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        del shared
+        with keras_calls.layer_calls_go_to(_Handler(self._calls)):
+            return plain_call(model, args, kwargs)
 
 
 class _Counts(threading.local):

@@ -63,8 +63,8 @@ class OptimizedModel:
         return self._memsaver[0]
 
     @property
-    def _own_plan(self) -> Plan:
-        """The plan for a call of this model alone; that of a loop's step may be for other models, too."""
+    def _own_plan(self) -> Plan | None:
+        """The plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
         plan, by_plan = self._memsaver
         return by_plan.plan if isinstance(by_plan, CallsInTurn) else plan
 
@@ -79,7 +79,7 @@ class OptimizedModel:
         return {
             "to_load": _TO_LOAD,
             "model": plain,
-            "plan": self._own_plan.to_json(),
+            "plan": None if self._own_plan is None else self._own_plan.to_json(),
             "inputs": inputs_to_json(self),
             "trained_on": None if batch is None else batch_to_json(batch),
         }
@@ -101,6 +101,13 @@ class OptimizedModel:
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         note_inputs_of_json(plain, config.get("inputs"))
         note_batch_of_json(plain, config.get("trained_on"))
+        if config["plan"] is None:
+            logging.warning(
+                "model '%s' trained by the plan of a loop that calls it with several tensors, which no file keeps: it "
+                "is loaded as a plain model. Optimize it again, with step=.",
+                plain.name,
+            )
+            return plain
         plan = Plan.from_json(config["plan"])
         try:
             return make_optimized(plain, plan)
