@@ -378,6 +378,16 @@ def test_a_network_that_is_called_with_several_tensors_is_taken_apart(
     assert all(np.array_equal(a, b) for a, b in zip(loaded.weights, trainer.net.weights, strict=True))
 
 
+def test_a_network_that_is_taken_apart_has_a_plan_that_recomputes_nothing() -> None:
+    trainer = Diffusion(Several(name="several"))
+    trainer.net(X[:2], X[:2])
+    net = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step, strategy="plain")
+    assert not net.memsaver_plan.recomputed and type(net) is not Several
+    other = network("other")
+    with pytest.raises(UnsupportedModelError, match="'several' was not given: give all networks"):
+        tf_memsaver.optimize(other, data=pairs(), step=lambda x, y: (trainer.step(x, y), other(x)))
+
+
 def test_measured_and_verified_is_the_step_whatever_it_calls_the_model() -> None:
     trainer = Trainer(network())
     data, plain = pairs(), trainer.net

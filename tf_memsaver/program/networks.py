@@ -132,7 +132,7 @@ def _of_loop(loop: Loop, graph: Any, root: TracedLayer, notes: TapeNotes) -> Ite
     reasons = dict(zip(map(id, [*whole, *inside]), _gradients_through(graph, [*whole, *inside], notes), strict=True))
     boundaries = Boundaries(graph, notes)
     for call in root.children:
-        plain = "" if inputs[id(call)] is not None or id(call) in parts else "is no network (keras.Model)"
+        plain = "" if _is_callable_network(call.layer) else "is no network (keras.Model)"
         yield HeardCall(
             layer=call.layer,
             path=call.path,

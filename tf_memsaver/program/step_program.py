@@ -130,6 +130,7 @@ class StepProgram:
         in_turn = {
             key: CallsInTurn([_call_of(path, calls) for path in paths], plans.get(key))
             for key, paths in self._recorded.items()
+            if key in plans or any(each.path.startswith(f"{path}/") for path in paths for each in self.opened)
         }
         return StepInSegments(calls, in_turn)
 
@@ -145,8 +146,7 @@ class StepInSegments:
 
     def of_network(self, network: Any) -> CallsInTurn | None:
         """Return what one of the networks runs where the step is a function that calls it; None if it stays plain."""
-        found = self._by_network.get(id(network))
-        return found if found is not None and found.is_planned else None
+        return self._by_network.get(id(network))
 
     def train_step(self, model: Any, data: Any) -> Any:
         """Return what the ``train_step`` of a model's own class returns."""
@@ -166,11 +166,6 @@ class CallsInTurn:
         """Take a network's calls in their order; None runs plainly."""
         self._calls, self.plan = calls, plan
         self._made = _Counts()
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether the network has a plan of its own, or calls what is replayed."""
-        return self.plan is not None or any(call is not None for call in self._calls)
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
         """Return what the model's own ``call`` returns (see ``program.TrainingCall``)."""
