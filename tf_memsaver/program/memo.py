@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 
 class _Memo:
     """What was made. It has slots, so that ``kept_objects`` puts nothing of it back."""
@@ -39,4 +41,5 @@ def once(model: Any, key: Callable[[], Any], make: Callable[[], Any]) -> Any:
 
 def forget(model: Any) -> None:
     """Forget what was made of a model: it may have changed in ways that no key tells."""
-    getattr(model, "__dict__", {}).pop("memsaver_memo", None)
+    if isinstance(model, keras.Model):  # What is none is refused later, in words.
+        vars(model).pop("memsaver_memo", None)
