@@ -51,7 +51,8 @@ class Data(TypedDict, total=False):
         Option(
             check=any_value,
             help="what fit is given: a tf.data.Dataset, a keras.utils.PyDataset, or a batch such as (x, y)",
-            more="Specs of a batch will do, too. It tells the batch size and the shapes of inputs and targets. Of a "
+            more="Specs of a batch will do, too. It tells the batch size and the shapes of inputs and targets. Arrays "
+            "of all samples are batched by ``batch_size``, as ``fit`` does it; without that they are one batch. Of a "
             "dataset at most the first element is read. It is remembered for this model.",
             value="MODULE:FUNCTION",
             flag_text="what fit is given: package.module:function, which returns a dataset or a batch",
@@ -278,7 +279,8 @@ class ApplyOptions(Loops, total=False):
         Any,
         Option(
             check=any_value,
-            help="with ``step``, the data that the step is called with, as in ``optimize``",
+            help="as in ``optimize``: what a ``call`` or a ``train_step`` of the model's own is given, which a plan "
+            "from another process does not say; with ``step`` it is needed",
         ),
     ]
 

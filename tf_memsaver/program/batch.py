@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,10 @@ from tf_memsaver.program.signature import (
     signature_of,
     trained_on,
 )
+from tf_memsaver.program.train_step import has_own_train_step
+
+_WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose own step was left out, which was said."""
 
 
 class Told(NamedTuple):
@@ -77,9 +82,16 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
             raise InvalidRequestError(
                 "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
             )
+        if has_own_train_step(model) and not is_planned_as_a_step(model) and model not in _WARNED:
+            _WARNED.add(model)
+            logging.warning(
+                "model '%s' has a train_step of its own, which cannot be traced without data: what is planned is its "
+                "call alone, with a step as Keras makes it. Give data=, what fit is given.",
+                model.name,
+            )
         return Told(model, size, None)
     unpack = model.unpacked if isinstance(model, Loop) else None
-    data = data_of(given, keras_training.preprocessing_of(model), unpack)
+    data = data_of(given, keras_training.preprocessing_of(model), unpack, size)
     if isinstance(model, Loop):
         model.check_data(data.specs)
     if size is None:

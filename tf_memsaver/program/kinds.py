@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from tf_memsaver.options.table import Granularity
 from tf_memsaver.program.block_program import chosen_program, noted
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
-from tf_memsaver.program.loop import Loop
+from tf_memsaver.program.memo import once
 from tf_memsaver.program.model_function import check_no_plan_inside, settings_of
 from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.signature import is_planned_as_a_step
+from tf_memsaver.program.signature import is_planned_as_a_step, trained_on
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.sublayer_program import SublayerProgram
 
@@ -64,7 +64,7 @@ def program_of(
         # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
         of_networks: Granularity = "layer" if granularity == "auto" else granularity
         make = functools.partial(StepProgram, model, functools.partial(_call_program, of_networks))
-        program = model.once((granularity, *settings_of(model)), make) if isinstance(model, Loop) else make()
+        program = once(model, lambda: (granularity, repr(trained_on(model)), settings_of(model)), make)
         if granularity == "auto":
             return noted(program, "by layers alone, since it trains by a step of its own")
         return program

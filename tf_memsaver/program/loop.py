@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -98,14 +98,7 @@ class Loop(keras.Model):
         # Networks that the step trains beside those that were given have variables, too.
         keys = set(map(keras_models.identity, networks))
         self.others = [each for each in step.reached.layers if keras_models.identity(each) not in keys and each.built]
-        self.memsaver_step, self.memsaver_memo = step, _Memo()
-
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what was made for a key, which says all that decides what is made."""
-        made = self.memsaver_memo.made
-        if key not in made:
-            made[key] = make()
-        return made[key]
+        self.memsaver_step = step
 
     @property
     def traced_as(self) -> str:
@@ -157,15 +150,6 @@ class Loop(keras.Model):
     def unpacked(element: Any) -> Batch:
         """Return an element of data as a batch: two or three parts as Keras reads them, anything else as one."""
         return unpacked(element) if isinstance(element, tuple) and len(element) in (2, 3) else Batch(element)
-
-
-class _Memo:
-    """What was made of a loop. It has slots, so that ``kept_objects`` puts nothing of it back."""
-
-    __slots__ = ("made",)
-
-    def __init__(self) -> None:
-        self.made: dict[Any, Any] = {}
 
 
 class _Routing:
@@ -247,31 +231,35 @@ def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def say_where_networks_are(loop: Loop) -> None:
-    """Say in the log where a step finds its networks, and warn where it would keep the plain ones."""
-    reached = loop.memsaver_step.reached
-    for each in reached.tf_functions:
+def warn_of_plain_networks(loop: Loop) -> None:
+    """Warn where a step would keep the plain networks."""
+    for each in loop.memsaver_step.reached.tf_functions:
         if functions.has_traces(each):
             logging.warning(
                 "tf_memsaver: the tf.function '%s' has been traced already: for equal arguments it runs what was "
                 "traced then, with the model that it saw. Make it anew (tf.function), or optimize before it is called.",
                 _name_of(each),
             )
+    for network, place in _networks_of(loop, fixed=True):
+        logging.warning(
+            "tf_memsaver: %s has model '%s' as %s, which no assignment changes: make it anew with the optimized model.",
+            loop.traced_as,
+            network.name,
+            place,
+        )
+
+
+def places_of_networks(loop: Loop) -> list[str]:
+    """Return in sentences where a step finds its networks, which is where the optimized ones are to be assigned."""
+    found = _networks_of(loop, fixed=False)
+    return [f"{loop.traced_as} finds model '{each.name}' as {place}: assign the result there" for each, place in found]
+
+
+def _networks_of(loop: Loop, *, fixed: bool) -> Iterator[tuple[Any, str]]:
+    """Yield networks, each with the place where the step finds it, which assignments change or, if fixed, do not."""
+    reached = loop.memsaver_step.reached
     keys = {keras_models.identity(network): network for network in loop.networks}
     for layer in reached.layers:
         network = keys.get(keras_models.identity(layer)) if isinstance(layer, keras.Model) else None
-        if network is None or not reached.places[id(layer)]:
-            continue
-        place = reached.places[id(layer)]
-        if id(layer) in reached.fixed:
-            logging.warning(
-                "tf_memsaver: %s has model '%s' as %s, which no assignment changes: make it anew with the optimized "
-                "model.",
-                loop.traced_as,
-                network.name,
-                place,
-            )
-        else:
-            logging.info(
-                "tf_memsaver: %s finds model '%s' as %s: assign the result there", loop.traced_as, network.name, place
-            )
+        if network is not None and reached.places[id(layer)] and (id(layer) in reached.fixed) is fixed:
+            yield network, reached.places[id(layer)]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import logging
 
 from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.errors import UnsupportedModelError
@@ -23,7 +22,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.model_call import plain_call
-from tf_memsaver.program.networks import HeardCall, heard_calls
+from tf_memsaver.program.networks import NO_GRADIENT, HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
 from tf_memsaver.program.signature import note_inputs, trained_on
@@ -31,6 +30,9 @@ from tf_memsaver.program.train_step import what_is_traced
 
 ProgramOf = Callable[[Any], ModelProgram]
 """Makes the program of a network's call."""
+
+_NAMED = 5
+"""How many calls a sentence names."""
 
 
 class StepProgram:
@@ -54,7 +56,7 @@ class StepProgram:
         for heard in heard_calls(model, specs):
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
-            program = self._program(heard, program_of)
+            program = None if heard.is_taken_apart else self._program(heard, program_of)
             if program is None:
                 continue
             if calls:
@@ -86,7 +88,7 @@ class StepProgram:
         return self._programs[id(network)]
 
     def _nothing_to_plan(self) -> UnsupportedModelError:
-        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:5])
+        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:_NAMED])
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
             "Put what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
@@ -94,15 +96,22 @@ class StepProgram:
         )
 
     def check_units(self, units: Sequence[Unit]) -> None:
-        """Say in the log which networks stay as they are, and why.
+        """Look at what can be replayed (see ``ModelProgram``).
 
         Raises:
           UnsupportedModelError: nothing can be replayed.
         """
         if all(unit.pinned for unit in units):
             raise self._nothing_to_plan()
-        for path, reason in self._plain.items():
-            logging.info("%s: '%s' keeps its activations: %s", what_is_traced(self.model), path, reason)
+
+    @property
+    def stays_plain(self) -> str:
+        """The calls that keep their activations, and why, in a sentence; empty if there are none."""
+        found = [f"'{path}' ({reason})" for path, reason in self._plain.items() if reason != NO_GRADIENT]
+        if not found:
+            return ""
+        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return f"{what_is_traced(self.model)} keeps the activations of {', '.join(found[:_NAMED])}{more}"
 
     def training_call(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
         """Return what runs the ``train_step`` by a plan.
@@ -119,9 +128,9 @@ class StepProgram:
             if own.recomputed_units:
                 calls[opened.path] = opened.program, opened.program.training_call(own, segmenter)
         in_turn = {
-            key: CallsInTurn([calls[path][1] if path in calls else None for path in paths], plans[key])
+            key: CallsInTurn([_call_of(path, calls) for path in paths], plans.get(key))
             for key, paths in self._recorded.items()
-            if key in plans
+            if key in plans or any(each.path.startswith(f"{path}/") for path in paths for each in self.opened)
         }
         return StepInSegments(calls, in_turn)
 
@@ -149,10 +158,11 @@ class CallsInTurn:
     """What a network runs that a loop of somebody's own calls: in each step its first call, its second, and so on.
 
     The calls that may be differentiated are counted in each graph that is traced, where a step begins with the first,
-    and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for.
+    and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for;
+    None where there is none for the network by itself, since it is taken apart.
     """
 
-    def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan) -> None:
+    def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan | None) -> None:
         """Take a network's calls in their order; None runs plainly."""
         self._calls, self.plan = calls, plan
         self._made = _Counts()
@@ -164,6 +174,26 @@ class CallsInTurn:
         self._made.by_graph[graph] = number + 1
         call = self._calls[number % len(self._calls)]
         return plain_call(model, args, kwargs) if call is None else call(model, args, kwargs, shared)
+
+
+def _call_of(path: str, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> TrainingCall | None:
+    """Return what makes a network's call, or what it calls where that is taken apart; None if it stays plain."""
+    if path in calls:
+        return calls[path][1]
+    inside = {name.removeprefix(f"{path}/"): call for name, call in calls.items() if name.startswith(f"{path}/")}
+    return _TakenApart(inside) if inside else None
+
+
+class _TakenApart:
+    """A network's own call, in which calls of layers and networks run in segments (see ``program.TrainingCall``)."""
+
+    def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
+        self._calls = calls
+
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        del shared
+        with keras_calls.layer_calls_go_to(_Handler(self._calls)):
+            return plain_call(model, args, kwargs)
 
 
 class _Counts(threading.local):

@@ -29,6 +29,11 @@ def has_own_train_step(model: Any) -> bool:
     return keras_models.own_class(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
 
 
+def has_own_step(cls: Any) -> bool:
+    """Whether a class of models says what a step does, or its loss: that may call the model again, under tapes."""
+    return cls.train_step is not keras.Model.train_step or cls.compute_loss is not keras.Model.compute_loss
+
+
 def what_is_traced(model: Any) -> str:
     """Return what errors call the step of a model."""
     return str(getattr(model, "traced_as", f"the train_step of model '{model.name}'"))

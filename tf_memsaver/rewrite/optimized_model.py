@@ -37,6 +37,7 @@ from tf_memsaver.program.signature import (
     trained_on,
 )
 from tf_memsaver.program.step_program import CallsInTurn, StepInSegments
+from tf_memsaver.program.train_step import has_own_step
 from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import in_segments
 
@@ -62,8 +63,8 @@ class OptimizedModel:
         return self._memsaver[0]
 
     @property
-    def _own_plan(self) -> Plan:
-        """The plan for a call of this model alone; that of a loop's step may be for other models, too."""
+    def _own_plan(self) -> Plan | None:
+        """The plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
         plan, by_plan = self._memsaver
         return by_plan.plan if isinstance(by_plan, CallsInTurn) else plan
 
@@ -71,13 +72,14 @@ class OptimizedModel:
         """Return the plain model's serialized form and the plan."""
         logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
         plain = keras.saving.serialize_keras_object(strip(self))
-        plain.pop("compile_config", None)
+        if not is_planned_as_a_step(self):
+            plain.pop("compile_config", None)  # Else it is compiled before its step is traced, to apply the plan.
         batch = trained_on(self)
         # The first entry is for people: Keras puts what it cannot load into its message, from the start.
         return {
             "to_load": _TO_LOAD,
             "model": plain,
-            "plan": self._own_plan.to_json(),
+            "plan": None if self._own_plan is None else self._own_plan.to_json(),
             "inputs": inputs_to_json(self),
             "trained_on": None if batch is None else batch_to_json(batch),
         }
@@ -89,6 +91,9 @@ class OptimizedModel:
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """Return the optimized model that ``get_config`` described.
 
+        One whose ``train_step`` cannot be traced since no file has what it was compiled with (a ``compile`` of its own)
+        comes back plain, and a warning says so.
+
         Raises:
           PlanMismatchError: this version of Keras builds other layers from the same config.
           CertificationError: the plan would change the results: the file was changed by hand, or the code of a layer.
@@ -96,7 +101,26 @@ class OptimizedModel:
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         note_inputs_of_json(plain, config.get("inputs"))
         note_batch_of_json(plain, config.get("trained_on"))
-        return make_optimized(plain, Plan.from_json(config["plan"]))
+        if config["plan"] is None:
+            logging.warning(
+                "model '%s' trained by the plan of a loop that calls it with several tensors, which no file keeps: it "
+                "is loaded as a plain model. Optimize it again, with step=.",
+                plain.name,
+            )
+            return plain
+        plan = Plan.from_json(config["plan"])
+        try:
+            return make_optimized(plain, plan)
+        except UnsupportedModelError:
+            # Keras calls it compiled even so.
+            if getattr(plain, "optimizer", None) is not None or not is_planned_as_a_step(plain):
+                raise
+            logging.warning(
+                "model '%s' was compiled in a way that no file keeps, so its train_step cannot be traced: it is loaded "
+                "as a plain model. Compile it, then give it its plan: tf_memsaver.apply_plan(model, plan, data=...).",
+                plain.name,
+            )
+            return plain
 
 
 def make_optimized(model: Any, plan: Plan) -> Any:
@@ -115,7 +139,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
     optimized = make_uncertified(model, plan)
     certify(model, plan, lambda: _same_model(model, keras_models.own_class(model)))
     if isinstance(model, Loop):
-        loop.say_where_networks_are(model)
+        loop.warn_of_plain_networks(model)
     return optimized
 
 
@@ -209,7 +233,7 @@ def _optimized_class(base: Any) -> type:
         }
         if base.call is not keras.Model.call:
             attributes["call"] = _call_of(base)
-        if base.train_step is not keras.Model.train_step:
+        if has_own_step(base):
             attributes["train_step"] = _train_step_of(base)
         made = type(base.__name__, (OptimizedModel, base), attributes)
         keras_copies.serialize_class_as(made, OptimizedModel)
