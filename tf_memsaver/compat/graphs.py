@@ -78,16 +78,17 @@ def run_steps_in_turn(loop: Any) -> None:
 def traced_graphs_go_to(note: Callable[[Any], None]) -> None:
     """Tell ``note`` from now on of each graph that a ``tf.function`` has traced to its end and may still be added to.
 
-    That is when TensorFlow puts operations with side effects in order (``tensorflow/python/framework/
+    That is when TensorFlow has put operations with side effects in order (``tensorflow/python/framework/
     auto_control_deps.py``, which is the same in 2.20 and 2.21).
     """
     leave = AutomaticControlDependencies.__exit__
 
     @functools.wraps(leave)
     def left(manager: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        result = leave(manager, kind, error, traceback)
         if error is None and not tf.executing_eagerly():
             note(tf.compat.v1.get_default_graph())
-        return leave(manager, kind, error, traceback)
+        return result
 
     AutomaticControlDependencies.__exit__ = left
 

@@ -23,6 +23,7 @@ from tf_memsaver.compat.gradients import backward_passes_go_to
 from tf_memsaver.compat.graphs import is_compiled_by_xla, run_steps_in_turn, traced_graphs_go_to, wait_for
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
+from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.control import held_in_order
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
@@ -66,7 +67,7 @@ def hold_in_order(batch_size: int | None) -> None:
     graph = tf.compat.v1.get_default_graph()
     if batch_size is not None and not tf.executing_eagerly() and not is_compiled_by_xla(graph):
         backward_passes_go_to(_put_in_order)
-        traced_graphs_go_to(_hold_updates)
+        traced_graphs_go_to(_order_updates)
         _ordered.setdefault(graph, _Ordered(batch_size))
 
 
@@ -108,7 +109,7 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     if ordered is None:
         return
     added = graph.get_operations()[start:]
-    ordered.gradients.update(each.op.name for each in gradients if each.graph is graph)
+    ordered.gradients.update(buffer_of(each).op.name for each in gradients if each.graph is graph)
     needed, kernels = needed_for(gradients, added), kernels_here()
     alive = [each for each in added if id(each) in needed]
     for loop in filter(is_loop, alive):
@@ -127,8 +128,8 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
         ordered.last[device] = [name] if waits else [*ordered.last.get(device, ()), name]
 
 
-def _hold_updates(graph: Any) -> None:
-    """Hold back what comes after the backward passes of a graph that was traced to its end."""
+def _order_updates(graph: Any) -> None:
+    """Put the updates in a graph that was traced to its end in order with its backward passes."""
     ordered = _ordered.get(graph)
     if ordered is not None and ordered.gradients:
         hold_updates(graph.get_operations(), ordered.gradients, _LEAST_BYTES)

@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tf_memsaver.compat.graphs import wait_for
+from tf_memsaver.cost.rules import MULTI_VIEWS
+from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS, tensor_bytes
 
 
@@ -27,7 +29,8 @@ def hold_updates(operations: Sequence[Any], gradients: Collection[str], least_by
     needs: dict[int, int] = {}
     assigned: dict[int, list[int]] = {}
     for number, operation in enumerate(operations):
-        before = [needs[id(tensor.op)] for tensor in operation.inputs if id(tensor.op) in needs]
+        makers = [buffer_of(tensor).op for tensor in operation.inputs]
+        before = [needs[id(each)] for each in makers if id(each) in needs]
         if operation.name in gradients:
             needs[id(operation)] = number
         elif before:
@@ -45,13 +48,16 @@ def hold_updates(operations: Sequence[Any], gradients: Collection[str], least_by
 
 def _met(read: Any, needs: dict[int, int]) -> list[int]:
     """Return the gradients that meet what comes of a read, each where they first do."""
-    found, seen, pending = [], {id(read)}, [read]
+    found, pending = [], [read.outputs[0]]
+    seen: set[int] = set()
     while pending:
-        for tensor in pending.pop().outputs:
-            for consumer in tensor.consumers():
-                if id(consumer) in needs:
-                    found.append(needs[id(consumer)])
-                elif id(consumer) not in seen:
-                    seen.add(id(consumer))
-                    pending.append(consumer)
+        tensor = pending.pop()
+        for consumer in tensor.consumers():
+            if consumer.type in MULTI_VIEWS:
+                pending += [consumer.outputs[place] for place, each in enumerate(consumer.inputs) if each is tensor]
+            elif id(consumer) in needs:
+                found.append(needs[id(consumer)])
+            elif id(consumer) not in seen:
+                seen.add(id(consumer))
+                pending += consumer.outputs
     return found

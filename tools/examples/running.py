@@ -81,12 +81,13 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
     outcome.peak_bytes, outcome.live_bytes = max(watch.steps.peaks), max(watch.steps.lives)
     outcome.step_seconds = statistics.median(watch.steps.seconds[1:])
     outcome.variables = [np.asarray(variable) for variable in model.variables]
-    taken = max(peak - live for peak, live in zip(watch.steps.peaks, watch.steps.lives, strict=True))
     batch = sum(np.asarray(leaf).nbytes for leaf in keras.tree.flatten(next(iter(data))))
     del data
     gc.collect()
     kept = tf.config.experimental.get_memory_info(watch.device)["current"]
-    outcome.step_bytes = taken + kept + batch
+    # The optimizer's slots may be made in the first step: there they are not what lay there before.
+    steps = zip(watch.steps.peaks, watch.steps.lives, strict=True)
+    outcome.step_bytes = max(peak - max(live, kept) for peak, live in steps) + kept + batch
     return outcome
 
 
