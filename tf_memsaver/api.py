@@ -44,7 +44,7 @@ from tf_memsaver.planners.measured import plan_that_keeps
 from tf_memsaver.planners.solve import Plans, check_strategy, solve
 from tf_memsaver.program.batch import subject_of, told_of
 from tf_memsaver.program.function_calls import FunctionCalls
-from tf_memsaver.program.loop import Loop, mapped
+from tf_memsaver.program.loop import mapped
 from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
@@ -163,7 +163,7 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     if options["calibrate"]:
         plan = _calibrated(traced, plan, options)
     optimized = traced.apply(plan)
-    _tell_of(f"{'step' if isinstance(traced.model, Loop) else 'model'} '{traced.model.name}'", plan)
+    _tell_of(f"{'model' if options['step'] is None else 'step'} '{traced.model.name}'", plan)
     return optimized
 
 
@@ -320,7 +320,7 @@ def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
     """
     if options["step"] is not None:
         model = told_of(_plain_subject(model, options), {**options, "batch_size": None, "step": None}).model
-    return make_optimized(model if isinstance(model, Loop) else strip(model), plan)
+    return make_optimized(strip(model), plan)
 
 
 def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:
@@ -373,7 +373,7 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
         optimized = make_optimized(told.model, plan)
         return measure(optimized, data=options["data"], batch_size=plan.batch_size, steps=3).peak_bytes
 
-    is_run = not options["predict_only"] and not isinstance(told.model, Loop)
+    is_run = options["step"] is None and not options["predict_only"]
     return largest_batch(capture, request, told.batch_size, versions=versions(), measure=measured if is_run else None)
 
 

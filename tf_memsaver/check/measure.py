@@ -37,7 +37,6 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch, Data
-from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.signature import batch_of_json, batch_to_json, inputs_to_json, note_batch
 from tf_memsaver.rewrite.optimized_model import is_optimized, strip
 from tf_memsaver.units import format_bytes
@@ -138,7 +137,7 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     """
     told = told_of(model, options)
     model = told.model
-    if isinstance(model, Loop) and options["isolate"]:
+    if options["step"] is not None and options["isolate"]:
         raise InvalidRequestError(
             "step= is measured in this process: a function of your own cannot be sent to another one. Pass "
             "isolate=False."

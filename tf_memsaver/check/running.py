@@ -19,7 +19,6 @@ from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.signature import is_planned_as_a_step
 
 
@@ -45,7 +44,7 @@ class How:
           InvalidRequestError: ``fit`` is wanted of a model that has none, or whose loss cannot be computed.
         """
         stand_in = batch.needs_stand_in(model, told.batch_size, given)
-        has_fit = not isinstance(model, Loop) and bool(getattr(model, "compiled", False))
+        has_fit = bool(getattr(model, "compiled", False))
         if mode == "fit" and not has_fit:
             raise InvalidRequestError(
                 'mode="fit" runs the fit of a compiled model: compile it, or leave mode out for a step of our own.'

@@ -24,8 +24,7 @@ from tf_memsaver.program import batch
 from tf_memsaver.program.batch import Told, told_of
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.loop import Loop
-from tf_memsaver.program.signature import is_planned_as_a_step, share_signature, signature_of
+from tf_memsaver.program.signature import check_model, is_planned_as_a_step
 from tf_memsaver.rewrite.optimized_model import another
 
 if TYPE_CHECKING:
@@ -134,11 +133,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     """
     told, steps, mode = told_of(model, options), options["steps"], options["mode"]
     model, optimized = told.model, batch.subject_of(optimized, options)
-    if isinstance(model, Loop):
-        share_signature(model, optimized)
-    if not is_planned_as_a_step(model):
-        signature_of(model)
-        signature_of(optimized)
+    check_model(optimized, needs_call=False)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
         raise InvalidRequestError(
             "the two models do not share their variables: compare a model with what optimize(model) returned for it"
@@ -158,7 +153,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
     with KeptState(model, optimized) as state:
         trial = _Trial(model, told, steps, mode, state)
         if is_planned_as_a_step(model):
-            return _compared_by(trial.loop if isinstance(model, Loop) else trial.fit, model, optimized, mode)
+            return _compared_by(trial.fit if model.compiled else trial.loop, model, optimized, mode)
         plain_step = trial.step_of(model)
         plain, fits = trial.train(model, plain_step), False
         if own_optimizer(model) is not None and mode != "eager" and not trial.stand_in:
