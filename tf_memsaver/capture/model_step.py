@@ -22,10 +22,8 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.kinds import program_of
-from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.step_program import StepProgram
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,10 +63,8 @@ def _capture(
     profile: bool = False,
 ) -> Graph:
     batch.batch_specs(model, batch_size)
-    if not getattr(model, "compiled", False) and not isinstance(model, Loop):
-        logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     program = program_of(model, granularity, opened)
-    if isinstance(program, StepProgram):
+    if program.runs_step:
         graph = traced_graph(HeardStep(model, batch_size, program), batch_size, profile=profile)
     else:
         graph = _graph_of_call(model, batch_size, program, profile=profile)
@@ -80,6 +76,8 @@ def _capture(
 
 def _graph_of_call(model: Any, batch_size: int, program: ModelProgram, *, profile: bool) -> Graph:
     """Return the graph of a step that calls the model once, with its update, if that can be traced."""
+    if not getattr(model, "compiled", False):
+        logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     source = ModelStep(model, batch_size, program)
     try:
         return traced_graph(source, batch_size, profile=profile)

@@ -78,15 +78,15 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
                 "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
             )
         return Told(model, size, None)
-    unpack = model.unpacked if isinstance(model, Loop) else None
-    data = data_of(given, keras_training.preprocessing_of(model), unpack)
     if isinstance(model, Loop):
-        model.check_data(data.specs)
+        # What a loop's step is given is what one of the replicas gets.
+        data, replicas = model.data_of(given), 1
+    else:
+        data, replicas = data_of(given, keras_training.preprocessing_of(model)), keras_training.replicas_of(model)
     if size is None:
         if data.batch_size is None:
             raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")
-        # ``fit`` parts a batch among the replicas; a loop's step is given what one of them gets.
-        replicas = 1 if isinstance(model, Loop) else keras_training.replicas_of(model)
+        # ``fit`` parts a batch among the replicas.
         size = max(1, data.batch_size // replicas)
     note_batch(model, data.specs)
     return Told(model, size, data)

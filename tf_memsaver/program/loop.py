@@ -17,7 +17,7 @@ from absl import logging
 
 from tf_memsaver.compat import functions, keras_calls, keras_models
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
-from tf_memsaver.program.data import Batch, unpacked
+from tf_memsaver.program.data import Batch, Data, data_of, unpacked
 from tf_memsaver.program.reached_objects import Reached, reached_by
 from tf_memsaver.units import shown
 
@@ -120,13 +120,15 @@ class Loop(keras.Model):
         """Return networks in the structure in which they were given."""
         return _packed(self.memsaver_step.structure, networks)
 
-    def check_data(self, specs: Batch) -> None:
-        """Check that the step can be called with batches of these specs.
+    def data_of(self, given: Any) -> Data:
+        """Return what the loop goes over, with each element as a batch: two or three parts as Keras reads them.
 
         Raises:
-          InvalidRequestError: it cannot.
+          InvalidRequestError: the step cannot be called with such elements.
         """
-        self.memsaver_step.is_given_parts(_element_of(specs))
+        data = data_of(given, unpack=_unpacked)
+        self.memsaver_step.is_given_parts(_element_of(data.specs))
+        return data
 
     def left_out(self, network: Any) -> str:
         """Return why a network that the step calls is not planned for, or an empty string."""
@@ -156,11 +158,6 @@ class Loop(keras.Model):
         with keras_calls.layer_calls_go_to(_Routing(self.networks, keras_calls.layer_handler())):
             made = step.run(*element) if step.is_given_parts(element) else step.run(element)
         return {f"out_{place}": each for place, each in enumerate(keras.tree.flatten(made)) if tf.is_tensor(each)}
-
-    @staticmethod
-    def unpacked(element: Any) -> Batch:
-        """Return an element of data as a batch: two or three parts as Keras reads them, anything else as one."""
-        return unpacked(element) if isinstance(element, tuple) and len(element) in (2, 3) else Batch(element)
 
 
 class _Memo:
@@ -237,6 +234,10 @@ def _packed(structure: Any, flat: Sequence[Any]) -> Any:
     if isinstance(structure, Mapping):
         return dict(zip(structure, flat, strict=True))
     return type(structure)(flat) if type(structure) in (tuple, list) else flat[0] if len(flat) == 1 else tuple(flat)
+
+
+def _unpacked(element: Any) -> Batch:
+    return unpacked(element) if isinstance(element, tuple) and len(element) in (2, 3) else Batch(element)
 
 
 def _element_of(batch: Batch) -> Any:

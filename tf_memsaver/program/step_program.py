@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 from absl import logging
@@ -21,11 +21,19 @@ from tf_memsaver.ir.graph import Unit
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
+from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.networks import HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
-from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
+from tf_memsaver.program.program import (
+    MadeOptimized,
+    ModelProgram,
+    Segmenter,
+    TrainingCall,
+    TrainingProgram,
+    Wanted,
+)
 from tf_memsaver.program.signature import note_inputs, trained_on
 from tf_memsaver.program.train_step import what_is_traced
 
@@ -33,8 +41,10 @@ ProgramOf = Callable[[Any], ModelProgram]
 """Makes the program of a network's call."""
 
 
-class StepProgram:
+class StepProgram(TrainingProgram):
     """What a ``train_step`` trains; ``opened`` are its calls of networks and of other layers, in order."""
+
+    runs_step: Literal[True] = True
 
     def __init__(self, model: Any, program_of: ProgramOf) -> None:
         """Trace the step of ``model``, which is only read, to hear which networks it calls.
@@ -51,7 +61,7 @@ class StepProgram:
         self._programs: dict[int, ModelProgram] = {}
         calls: list[Call] = []
         shift = 0
-        for heard in heard_calls(model, specs):
+        for heard in self._heard(model, specs):
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
             program = self._program(heard, program_of)
@@ -66,6 +76,19 @@ class StepProgram:
         if not self.opened:
             raise self._nothing_to_plan()
         self.sequence = _joined(calls, self.opened, shift)
+
+    @classmethod
+    def of(cls, model: Any, wanted: Wanted) -> Any:
+        """Return the program of a model's step, whose networks are cut by layers where nobody says how."""
+        if wanted.granularity != "auto":
+            return cls(model, lambda network: wanted.of_call(network, wanted.granularity))
+        # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
+        program = cls(model, lambda network: wanted.of_call(network, "layer"))
+        return program.noted("by layers alone, since it trains by a step of its own")
+
+    def _heard(self, model: Any, specs: Batch) -> Iterable[HeardCall]:
+        """Return the calls of layers that the step makes."""
+        return heard_calls(model, specs)
 
     def _program(self, heard: HeardCall, program_of: ProgramOf) -> ModelProgram | None:
         """Return the program of a call that is heard, or None where it stays plain."""
@@ -104,7 +127,11 @@ class StepProgram:
         for path, reason in self._plain.items():
             logging.info("%s: '%s' keeps its activations: %s", what_is_traced(self.model), path, reason)
 
-    def training_call(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
+    def optimized(self, model: Any, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
+        """Return ``model`` as one whose ``train_step`` trains by a plan."""
+        return made(model, "train_step", self.in_segments(plan, segmenter).train_step)
+
+    def in_segments(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
         """Return what runs the ``train_step`` by a plan.
 
         Raises:
