@@ -10,7 +10,8 @@ from absl import logging
 
 from tf_memsaver.capture.function_step import capture_function, concrete_function
 from tf_memsaver.capture.model_step import capture_graph
-from tf_memsaver.check.measure import Measurement, measure
+from tf_memsaver.check.measure import measure
+from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.check.verify import Verification, verify
 from tf_memsaver.compat.devices import bytes_left
 from tf_memsaver.compat.keras_training import own_optimizer
@@ -42,9 +43,9 @@ from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
 from tf_memsaver.planners.measured import plan_that_keeps
 from tf_memsaver.planners.solve import Plans, check_strategy, solve
-from tf_memsaver.program.batch import subject_of, told_of
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.program.loop import mapped
+from tf_memsaver.program.told import subject_of, told_of
 from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip

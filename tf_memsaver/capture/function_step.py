@@ -12,8 +12,8 @@ from tf_memsaver.capture.step import Placeholders, TracedStep, Weight, trace_ste
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
-from tf_memsaver.program.batch import mean_squares
 from tf_memsaver.program.function_calls import FunctionCalls
+from tf_memsaver.program.losses import mean_squares
 
 
 def concrete_function(function: Any, specs: Sequence[Any]) -> Any:

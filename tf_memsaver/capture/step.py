@@ -21,8 +21,8 @@ from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.batch import no_gradient
 from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.losses import no_gradient
 
 Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 """Makes the placeholders of a step."""

@@ -16,10 +16,10 @@ from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.program import batch
-from tf_memsaver.program.batch import Told
 from tf_memsaver.program.data import Batch
+from tf_memsaver.program.losses import needs_stand_in, no_gradient
 from tf_memsaver.program.signature import is_planned_as_a_step
+from tf_memsaver.program.told import Told
 
 
 class Runner(Protocol):
@@ -43,7 +43,7 @@ class How:
         Raises:
           InvalidRequestError: ``fit`` is wanted of a model that has none, or whose loss cannot be computed.
         """
-        stand_in = batch.needs_stand_in(model, told.batch_size, given)
+        stand_in = needs_stand_in(model, told.batch_size, given)
         has_fit = bool(getattr(model, "compiled", False))
         if mode == "fit" and not has_fit:
             raise InvalidRequestError(
@@ -100,7 +100,7 @@ class _Fit:
                 keras.Model.fit(self._model, data, shuffle=False, verbose=0, callbacks=[watch])
             except ValueError as error:
                 if "No gradients provided" in str(error):
-                    raise batch.no_gradient(self._model.name) from error
+                    raise no_gradient(self._model.name) from error
                 raise
         watch.steps.seconds = [each / self._at_once for each in watch.steps.seconds]
         return watch.steps

@@ -11,9 +11,9 @@ import tensorflow as tf
 from tf_memsaver.compat.keras_training import compiled_parts
 from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
-from tf_memsaver.program import batch
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.losses import no_gradient, training_loss
 
 
 class KeptState:
@@ -106,7 +106,7 @@ class TrainingStep(Step):
 
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
         ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model
-        that is not compiled (``batch.needs_stand_in``).
+        that is not compiled (``losses.needs_stand_in``).
         """
         self._model, self._optimizer, self._returned, self._stand_in = model, optimizer, gradients, stand_in
         self._structure = example.mapped(lambda _: 0)
@@ -119,13 +119,13 @@ class TrainingStep(Step):
         given = self._structure.filled(leaves)
         with tf.GradientTape() as tape:
             outputs = self._model(given.x, training=True)
-            loss = batch.training_loss(self._model, given, outputs, stand_in=self._stand_in)
+            loss = training_loss(self._model, given, outputs, stand_in=self._stand_in)
             scaled = loss if self._optimizer is None else self._optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in self.weights])
         if self._optimizer is not None:
             pairs = [(g, v) for g, v in zip(gradients, self.weights, strict=True) if g is not None]
             if not pairs:
-                raise batch.no_gradient(self._model.name)
+                raise no_gradient(self._model.name)
             self._optimizer.apply_gradients(pairs)
         return loss, gradients if self._returned else []
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
+from tf_memsaver.check.training_step import KeptState, TrainingStep
+from tf_memsaver.check.trial import Record, Trial
 from tf_memsaver.compat.eager import deterministic_operations
-from tf_memsaver.compat.keras_training import compiled_parts, own_optimizer
+from tf_memsaver.compat.keras_training import own_optimizer
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import RunOptions
 from tf_memsaver.options.verbs import takes
-from tf_memsaver.program import batch
-from tf_memsaver.program.batch import Told, told_of
-from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.signature import check_model, is_planned_as_a_step
-from tf_memsaver.rewrite.optimized_model import another
+from tf_memsaver.program.model_check import check_model
+from tf_memsaver.program.signature import is_planned_as_a_step
+from tf_memsaver.program.told import Told, subject_of, told_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,7 +128,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
       InvalidRequestError: the models do not share their variables, or an argument has no meaning.
     """
     told, steps, mode = told_of(model, options), options["steps"], options["mode"]
-    model, optimized = told.model, batch.subject_of(optimized, options)
+    model, optimized = told.model, subject_of(optimized, options)
     check_model(optimized, needs_call=False)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
         raise InvalidRequestError(
@@ -151,7 +147,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
 def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:
     """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
     with KeptState(model, optimized) as state:
-        trial = _Trial(model, told, steps, mode, state)
+        trial = Trial(model, told, steps, mode, state)
         if is_planned_as_a_step(model):
             return _compared_by(trial.fit if model.compiled else trial.loop, model, optimized, mode)
         plain_step = trial.step_of(model)
@@ -164,7 +160,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
                 logging.warning(
                     "model '%s' cannot be trained by fit on this data (%s): its step is compared in a loop alone",
                     model.name,
-                    batch.first_line(error),
+                    first_line(error),
                 )
 
         def trained(subject: Any, step: TrainingStep) -> Record:
@@ -189,119 +185,6 @@ def _compared_by(
         if deterministic:
             plain = train(model)
         return _compare(plain, train(optimized)), deterministic
-
-
-Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
-
-
-class _Trial:
-    """Trains models from the same state on the same batches, and keeps every number under (kind, name, step)."""
-
-    def __init__(self, model: Any, told: Told, steps: int, mode: str, state: KeptState) -> None:
-        self.mode, self.steps, self._size, self._state = mode, steps, told.batch_size, state
-        self._batches = told.batches(model, steps)
-        self.stand_in = batch.needs_stand_in(model, told.batch_size, self._batches[0])
-
-    def step_of(self, model: Any) -> TrainingStep:
-        """Return the model's training step in a loop; it may be run again and again."""
-        own = own_optimizer(model)
-        optimizer = keras.optimizers.SGD(0.01) if own is None else own
-        return TrainingStep(model, self.mode, self._batches[0], optimizer=optimizer, stand_in=self.stand_in)
-
-    def train(self, model: Any, step: TrainingStep) -> Record:
-        """Return the loss, the gradients and all variables of every step."""
-        self._state.restore()
-        record: Record = {}
-        for number, given in enumerate(self._batches):
-            loss, gradients = step.run(given)
-            record["loss", "loss", number] = loss.numpy()
-            for variable, gradient in zip(step.weights, gradients, strict=True):
-                record["gradient", variable.path, number] = _array(gradient)
-            for variable in model.variables:
-                kind = "weight" if variable.trainable else "state"
-                record[kind, variable.path, number] = variable.numpy()
-        return record
-
-    def loop(self, model: Any) -> Record:
-        """Return what the step of a loop returns every time, and leaves in the variables."""
-        self._state.restore()
-        step = OwnTrainStep(model, self.mode, self._batches[0])
-        record: Record = {}
-        for number, given in enumerate(self._batches):
-            record.update(
-                (("result of the step", name, number), np.asarray(each)) for name, each in step.run(given).items()
-            )
-        record.update(self._left_in(model, "step"))
-        return record
-
-    def _left_in(self, model: Any, after: str) -> Record:
-        """Return what training left in the variables of a model and of its optimizers."""
-        record: Record = {}
-        for variable in model.variables:
-            kind = f"weight after {after}" if variable.trainable else f"state after {after}"
-            record[kind, variable.path, self.steps - 1] = variable.numpy()
-        for place, variable in enumerate(_slots_of(model)):
-            record[f"slot after {after}", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
-        return record
-
-    def fit(self, model: Any) -> Record:
-        """Return what ``fit`` logs after every step and leaves in the variables."""
-        self._state.restore()
-        subject = another(model)
-        subject.run_eagerly, subject.jit_compile = self.mode == "eager", self.mode == "xla"
-        record: Record = {}
-
-        def note(step: int, logs: dict[str, Any]) -> None:
-            record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
-
-        noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))
-        with warnings.catch_warnings():
-            # Keras warns of what is so in the user's own fit, too.
-            warnings.simplefilter("ignore")
-            subject.fit(_as_dataset(self._batches, self._size), verbose=0, callbacks=[noting])
-        record.update(self._left_in(subject, "fit"))
-        return record
-
-
-def _slots_of(model: Any) -> list[Any]:
-    """Return the variables of all optimizers that a model has."""
-    parts = [*compiled_parts(model), *vars(model).values()]
-    optimizers = [each for each in KeptObjects(*parts).objects if isinstance(each, keras.optimizers.Optimizer)]
-    return [variable for optimizer in optimizers for variable in optimizer.variables]
-
-
-def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:
-    """Return batches as data for ``fit``; the last is not full, so that the batch is free, as with most data."""
-    given = [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
-    elements = [_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in given]
-    free = keras.tree.map_structure(lambda each: tf.TensorSpec(_with_free_batch(each, size), each.dtype), elements[0])
-    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
-
-
-def _with_free_batch(tensor: tf.Tensor, size: int) -> tf.TensorShape:
-    has_batch = tensor.shape.rank and tensor.shape[0] == size
-    return tf.TensorShape([None]).concatenate(tensor.shape[1:]) if has_batch else tensor.shape
-
-
-def _without_lists(structure: Any) -> Any:
-    """Return a structure with tuples for lists, which would be taken for tensors."""
-    if isinstance(structure, dict):
-        return {name: _without_lists(part) for name, part in structure.items()}
-    return tuple(map(_without_lists, structure)) if isinstance(structure, (list, tuple)) else structure
-
-
-def _not_full(tensor: tf.Tensor, size: int) -> tf.Tensor:
-    return tensor[:-1] if tensor.shape.rank and 1 < tensor.shape[0] == size else tensor
-
-
-def _array(gradient: Any) -> np.ndarray[Any, Any] | None:
-    """Return a gradient as one array; a sparse one as its values after its indices."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        indices = np.asarray(gradient.indices).reshape(-1).astype(np.float64)
-        return np.concatenate([indices, np.asarray(gradient.values).reshape(-1).astype(np.float64)])
-    return np.asarray(gradient)
 
 
 def _compare(plain: Record, other: Record) -> tuple[Check, ...]:

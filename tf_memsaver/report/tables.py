@@ -17,7 +17,7 @@ from tf_memsaver.planners.largest import LargestBatch
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
-    from tf_memsaver.check.measure import Measurement
+    from tf_memsaver.check.measurement import Measurement
     from tf_memsaver.check.verify import Check, Verification
 
 _WORST_SHOWN = 10

@@ -23,9 +23,9 @@ from tf_memsaver.options import refused
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_call import may_be_differentiated, plain_call
+from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.signature import (
     batch_to_json,
-    check_model,
     inputs_to_json,
     note_batch_of_json,
     note_inputs_of_json,

@@ -22,7 +22,7 @@ from tf_memsaver.files.targets import EXPORTED_PLAN, Kind, check_target
 from tf_memsaver.options.table import Overwrite
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program.batch import pack_inputs
-from tf_memsaver.program.signature import check_model
+from tf_memsaver.program.model_check import check_model
 from tf_memsaver.rewrite.optimized_model import is_optimized
 from tf_memsaver.saved.folders import write_saved_model
 
