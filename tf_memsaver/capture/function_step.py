@@ -31,7 +31,7 @@ def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     if not specs and getattr(traceable, "input_signature", None) is None:
         raise InvalidRequestError(
-            "give the specs to trace the function with, such as tf.TensorSpec((None, 224, 224, 3)), behind it"
+            "give the specs to trace the function with, such as tf.TensorSpec((None, 224, 224, 3)), after it"
         )
     try:
         return traceable.get_concrete_function(*specs)

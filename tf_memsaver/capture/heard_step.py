@@ -165,12 +165,12 @@ class _Assignment:
         for taken in self._notes.taken:
             if not taken.nested:
                 phases[taken.start : taken.stop] = [Phase.BACKWARD] * (taken.stop - taken.start)
-        behind: set[int] = set()
+        after_tapes: set[int] = set()
         for place, operation in enumerate(self._operations):
             if phases[place] is Phase.BACKWARD:
-                behind.add(id(operation))
-            elif any(id(tensor.op) in behind for tensor in operation.inputs):
-                behind.add(id(operation))
+                after_tapes.add(id(operation))
+            elif any(id(tensor.op) in after_tapes for tensor in operation.inputs):
+                after_tapes.add(id(operation))
                 phases[place] = Phase.UPDATE
         return phases
 

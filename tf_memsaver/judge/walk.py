@@ -40,7 +40,7 @@ def walk(
 
 
 def _last_touches(steps: Sequence[Step], nbytes: Sequence[int], outlive: Iterable[int]) -> list[int]:
-    """Return the last step that touches each buffer: one behind all steps for those that outlive them."""
+    """Return the last step that touches each buffer: one after all steps for those that outlive them."""
     last = [-1] * len(nbytes)
     for place, step in enumerate(steps):
         for buffer in step.touches:

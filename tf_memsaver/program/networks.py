@@ -156,7 +156,7 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
     }
     nested = [(taken.start, taken.stop) for taken in notes.taken if taken.nested]
     # Tapes differentiate more than they are asked for, which graph optimisation takes out.
-    wanted = _behind(result for taken in notes.taken for result in taken.results)
+    wanted = _ancestors(result for taken in notes.taken for result in taken.results)
     through: set[int] = set()
     twice: set[int] = set()
     for each in notes.operations:
@@ -172,7 +172,7 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
     ]
 
 
-def _behind(tensors: Iterable[Any]) -> set[int]:
+def _ancestors(tensors: Iterable[Any]) -> set[int]:
     """Return the ids of the operations that tensors are made of."""
     found: set[int] = set()
     stack = [

@@ -256,7 +256,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
         with tf.init_scope(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
     except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
-        # Keras lists the arguments of the call behind its message.
+        # Keras lists the arguments of the call after its message.
         reason = str(error).partition("Arguments received by")[0].strip().splitlines()[-1]
         raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
     finally:
