@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tf_memsaver.check.running import How, Runner, runner_of
+from tf_memsaver.check.running import How, StepRunner, runner_of
 from tf_memsaver.check.training_step import KeptState
 from tf_memsaver.check.watch import device_name
 from tf_memsaver.compat.keras_variables import bytes_of, is_trained
@@ -123,7 +123,7 @@ class _Beside(NamedTuple):
     slowdown_range: tuple[float, float]
 
 
-def _in_turns(runner: Runner, plain: Runner, count: int) -> _Beside:
+def _in_turns(runner: StepRunner, plain: StepRunner, count: int) -> _Beside:
     """Run some steps of both in turns, in ``ROUNDS`` rounds; the first step of each turn does not count."""
     plain.run(1)
     rounds = [[each.run(1 + count).seconds[1:] for each in (plain, runner)] for _ in range(ROUNDS)]

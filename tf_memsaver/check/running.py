@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tf_memsaver.check.training_step import OwnTrainStep, Step, TrainingStep, free
+from tf_memsaver.check.training_step import OwnTrainStep, RunnableStep, TrainingStep, free
 from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
@@ -22,7 +22,7 @@ from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.told import Told
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """Runs steps of a model on one batch, again and again."""
 
     def run(self, count: int) -> Steps:
@@ -59,7 +59,7 @@ class How:
 
 
 @contextlib.contextmanager
-def runner_of(model: Any, told: Told, given: Batch, how: How) -> Iterator[Runner]:
+def runner_of(model: Any, told: Told, given: Batch, how: How) -> Iterator[StepRunner]:
     """Yield what runs a model's steps on a batch; what ``fit`` notes of itself is put back after."""
     if how.mode != "fit":
         yield _OneByOne(_step_of(model, given, how), given)
@@ -116,7 +116,7 @@ def _specs_in_fit(told: Told, given: Batch) -> Batch:
 class _OneByOne:
     """A step function of our own, or the model's ``train_step``, called step by step."""
 
-    def __init__(self, step: Step, given: Batch) -> None:
+    def __init__(self, step: RunnableStep, given: Batch) -> None:
         self._step, self._given, self._traced = step, given, False
 
     def run(self, count: int) -> Steps:
@@ -132,7 +132,7 @@ class _OneByOne:
         return watch.steps
 
 
-def _step_of(model: Any, given: Batch, how: How) -> Step:
+def _step_of(model: Any, given: Batch, how: How) -> RunnableStep:
     if is_planned_as_a_step(model):
         return OwnTrainStep(model, how.mode, given)
     optimizer = own_optimizer(model)

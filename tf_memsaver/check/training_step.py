@@ -42,7 +42,7 @@ class KeptState:
             variable.assign(value)
 
 
-class Step:
+class RunnableStep:
     """A function of a batch, run in a ``Mode`` of ``options.table``; its batch dimension is free, if that is wanted."""
 
     def __init__(self, function: Callable[..., Any], mode: str, example: Batch, *, free_batch: bool = True) -> None:
@@ -69,7 +69,7 @@ class Step:
         return result
 
 
-class OwnTrainStep(Step):
+class OwnTrainStep(RunnableStep):
     """The ``train_step`` of a model that has its own; a step returns its logs."""
 
     def __init__(self, model: Any, mode: str, example: Batch) -> None:
@@ -82,7 +82,7 @@ class OwnTrainStep(Step):
         super().__init__(step, mode, example)
 
 
-class TrainingStep(Step):
+class TrainingStep(RunnableStep):
     """One training step: a tape, the loss, the gradients, and the update where there is an optimizer.
 
     The batch dimension is free, as in ``fit`` of a dataset. With every shape known, TensorFlow's graph optimizer turns

@@ -32,7 +32,7 @@ element of a tensor pass. In eager and graph mode nothing but equal bits does.""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Comparison:
     """One comparison: what kind of thing, its name, and the largest difference (0 when the bits are equal).
 
     ``relative_difference`` is the difference as a share of the plain tensor's largest magnitude.
@@ -59,7 +59,7 @@ class Verification:
     batch_size: int
     steps: int
     deterministic_ops: bool
-    checks: tuple[Check, ...]
+    checks: tuple[Comparison, ...]
 
     @property
     def identical(self) -> bool:
@@ -74,7 +74,7 @@ class Verification:
         return all(check.relative_difference <= XLA_TOLERANCE for check in self.checks)
 
     @property
-    def worst(self) -> Check:
+    def worst(self) -> Comparison:
         """The check with the largest relative difference."""
         return max(self.checks, key=lambda check: (check.relative_difference, not check.identical))
 
@@ -144,7 +144,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     return Verification(mode=mode, batch_size=size, steps=steps, deterministic_ops=deterministic, checks=checks)
 
 
-def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> tuple[tuple[Check, ...], bool]:
+def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> tuple[tuple[Comparison, ...], bool]:
     """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
     with KeptState(model, optimized) as state:
         trial = Trial(model, told, steps, mode, state)
@@ -177,7 +177,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
 
 def _compared_by(
     train: Callable[[Any], Record], model: Any, optimized: Any, mode: str
-) -> tuple[tuple[Check, ...], bool]:
+) -> tuple[tuple[Comparison, ...], bool]:
     """Train both models in one way; return the comparisons, and whether deterministic operations were needed."""
     plain = train(model)
     deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, train(model)))
@@ -187,13 +187,13 @@ def _compared_by(
         return _compare(plain, train(optimized)), deterministic
 
 
-def _compare(plain: Record, other: Record) -> tuple[Check, ...]:
+def _compare(plain: Record, other: Record) -> tuple[Comparison, ...]:
     return tuple(_check(*key, plain[key], other[key]) for key in plain)
 
 
 def _check(
     kind: str, name: str, step: int, plain: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None
-) -> Check:
+) -> Comparison:
     if plain is None or other is None:
         same = plain is None and other is None
         difference = relative = 0.0 if same else float("inf")
@@ -206,6 +206,6 @@ def _check(
             left, right = plain.astype(np.float64), other.astype(np.float64)
             difference = float(np.max(np.abs(left - right)))
             relative = difference / max(float(np.max(np.abs(left))), float(np.finfo(np.float32).tiny))
-    return Check(
+    return Comparison(
         kind=kind, name=name, step=step, identical=same, largest_difference=difference, relative_difference=relative
     )

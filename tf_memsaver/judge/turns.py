@@ -25,7 +25,7 @@ class Turn:
         self.number, self.ops = number, ops
 
 
-def in_turn(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
+def turns_of(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
     """Return the ops of a backward pass as a tape adds them.
 
     Args:

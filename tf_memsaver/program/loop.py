@@ -22,7 +22,7 @@ from tf_memsaver.program.reached_objects import Reached, reached_by
 from tf_memsaver.units import shown
 
 
-class Step:
+class LoopStep:
     """A function that a loop calls with each element of its data, and what it reaches.
 
     Keras looks into lists and dicts that a model has as attributes, and not into this.
@@ -91,7 +91,7 @@ class Loop(keras.Model):
     A step finds its networks by names, which may stand for the plain ones or for optimized ones over the same layers.
     """
 
-    def __init__(self, step: Step, networks: Sequence[Any]) -> None:
+    def __init__(self, step: LoopStep, networks: Sequence[Any]) -> None:
         """Take a step and the networks that calls go to."""
         super().__init__(name=re.sub(r"\W+", "_", step.name).strip("_") or "step")
         self.networks = list(networks)
@@ -195,7 +195,7 @@ def loop_of(given: Any, function: Callable[..., Any]) -> Loop:
     networks = _flat(given)
     for each in networks:
         _check_network(each, function)
-    return Loop(Step(function, _packed(given, [None] * len(networks))), networks)
+    return Loop(LoopStep(function, _packed(given, [None] * len(networks))), networks)
 
 
 def mapped(function: Callable[[Any], Any], given: Any) -> Any:
