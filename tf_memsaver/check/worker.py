@@ -19,7 +19,7 @@ import keras
 from tf_memsaver.check.measurement import measure_here
 from tf_memsaver.check.running import How
 from tf_memsaver.check.worker_job import read_told
-from tf_memsaver.compat.allocator import count_memory
+from tf_memsaver.compat.counting import count_memory
 from tf_memsaver.program.signature import note_inputs_of_json
 from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the class that optimized models are saved as)
 

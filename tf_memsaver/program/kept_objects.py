@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-_APART = (
+_LEFT_ALONE = (
     type,
     types.ModuleType,
     types.FunctionType,
@@ -97,7 +97,7 @@ class KeptObjects:
 
 
 def _is_apart(each: Any) -> bool:
-    return isinstance(each, _APART) or tf.is_tensor(each)
+    return isinstance(each, _LEFT_ALONE) or tf.is_tensor(each)
 
 
 def _refill(base: Any, container: Any, items: Any) -> None:

@@ -28,7 +28,7 @@ class Grid:
     replay_seconds: Floats
     stored_bytes: Floats
     working_bytes: Floats
-    settled_bytes: Floats
+    inside_bytes: Floats
     forward_bytes: Floats
     forward_place: Ints
 
@@ -78,7 +78,7 @@ class Costs:
         """Return the costs between some positions, given by index in ascending order."""
         starts, stops = self._positions[rows], self._positions[columns]
         nothing = np.zeros((len(rows), len(columns)))
-        backward, settled = self._backward_bytes(starts, stops, False), self._backward_bytes(starts, stops, True)
+        backward, inside = self._backward_bytes(starts, stops, False), self._backward_bytes(starts, stops, True)
         arriving = self._crossing.entering_replay(rows, columns) + self._arriving[stops]
         replay = np.where(np.isfinite(backward), arriving, 0.0)
         forward_bytes, forward_place = self._forward_bytes(starts, stops)
@@ -87,7 +87,7 @@ class Costs:
             replay_seconds=np.stack([nothing, _dominated(self._replays, starts, stops)]),
             stored_bytes=np.stack([_dominated(self._stored, starts, stops), nothing]),
             working_bytes=np.where(self._allowed(starts, stops), working, NEVER),
-            settled_bytes=np.stack([np.maximum(settled, 0.0) + self._resident_bytes, nothing]),
+            inside_bytes=np.stack([np.maximum(inside, 0.0) + self._resident_bytes, nothing]),
             forward_bytes=forward_bytes,
             forward_place=forward_place,
         )
