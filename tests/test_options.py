@@ -80,6 +80,7 @@ NO_PATHS = [3, None, "", b"x", "a\0b", ["x"]]
                 "profile": ["no", 1, 0, None],
                 "isolate": ["no", 1, 0, None],
                 "overwrite": ["no", 1, 0, None],
+                "calibrate": ["no", 1, 0, None],
             }.items()
             for number, value in enumerate([*values, Unprintable()])
         ]
@@ -250,6 +251,8 @@ def test_a_bad_command_line_is_told_before_tensorflow_is_loaded(tmp_path: Path) 
         (["optimize", "resnet50", "--batch_size=4"], "say where to write"),
         (["optimize", "resnet50", "--batch_size=4", "--output=no/out"], "does not exist"),
         (["optimize", "resnet50", "--batch_size=4", "--output=o", "--save_format=onnx"], "save_format must be one or"),
+        (["optimize", "resnet50", "--batch_size=4", "--output=o", "--calibrate"], "give one, such as --budget=80%"),
+        (["optimize", "resnet50", "--plan=there.json", "--output=o", "--calibrate"], "--calibrate says how to plan"),
         (["plan", "resnet50", "--batch_size=4", "--output=there.json"], "exists already"),
     ]
     (tmp_path / "there.json").write_text("{}")

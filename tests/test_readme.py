@@ -88,16 +88,25 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         assert found.exists(), target
         assert not anchor or anchor in anchors(found), anchor
     new = re.findall(r"^```python\n# (.*)$", text, flags=re.MULTILINE) if page.stem == FOLLOWED else []
-    for path, name in re.findall(r"`([\w.]+/[\w./]*)(?:::?\s*([\w.]+))?[^`]*`", text):
+    for path, name, others in re.findall(r"`([\w.]+/[\w./]*)(?:::?\s*([\w.]+))?[^`]*`((?:,\s+`\w+`(?!:))*)", text):
         found = file_named(path)
         if found is not None and path not in new:
             assert found.exists(), path
-            assert all(
-                re.search(rf"\b{part}\b", found.read_text(encoding="utf-8")) for part in name.split(".") if part
-            ), name
+            # Names that follow that of one in a file are in the file, too.
+            named = [*name.split("."), *re.findall(r"\w+", others if name else "")]
+            for part in filter(None, named):
+                assert re.search(rf"\b{part}\b", found.read_text(encoding="utf-8")), part
     for module in re.findall(r"python -m (tools[\w.]*)", text):
         found = ROOT / module.replace(".", "/")
         assert found.with_suffix(".py").exists() or (found / "__main__.py").exists(), module
+
+
+def test_the_tables_that_recipes_name_exist() -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / "docs" / "adding.md").read_text(encoding="utf-8"), flags=re.M | re.S)
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    tables = sorted(set(re.findall(r"`(_?[A-Z][A-Z_]+)`", text)))
+    assert len(tables) > 8
+    assert [name for name in tables if not re.search(rf"^{name}\b.* =", sources, re.M)] == []
 
 
 def file_named(path: str) -> Path | None:

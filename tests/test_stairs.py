@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -53,13 +54,24 @@ MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything a file imports, lazily and for type checkers, too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Line and full name of everything a file imports, lazily and for type checkers, too.
+
+    Where a file imports by name, what it has of names of ours, as strings, is what it imports.
+    """
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    by_name = any(isinstance(node, ast.Attribute) and node.attr == "import_module" for node in nodes)
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}:{node.lineno}: imports are absolute"
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif by_name and re.fullmatch(rf"{PACKAGE}(\.\w+)+", _text(node)):
+            yield node.lineno, _text(node)
+
+
+def _text(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def own_imports(modules: Mapping[str, Path]) -> Imports:
@@ -113,6 +125,11 @@ def house() -> Imports:
     return own_imports(MODULES)
 
 
+def test_imports_by_name_are_seen(house: Imports):
+    assert "api" in house["command.model_source"]
+    assert {"callbacks", "planners.largest", "rewrite.optimized_model"} <= set(house["__init__"])
+
+
 def test_every_module_is_in_a_room():
     for module in MODULES:
         assert room(module) in FLOORS, f"{module} is in no room: enter it into FLOORS"
@@ -153,14 +170,19 @@ def test_what_comes_from_elsewhere(module: str):
 PUBLIC = {"_exit", "_replace"}
 """Names with an underscore in front that Python documents: of ``os``, and of named tuples."""
 
-BY_NAME = ("delattr", "getattr", "hasattr", "setattr")
-"""Functions and methods that take the name of an attribute."""
+
+INTERNAL = {"cached_definition", "function_spec", "unpack_inputs"}
+"""Names of TensorFlow's that nothing documents, though they have no underscore in front."""
+
+TAKEN_OVER = {"build", "unique_name"}
+"""What Keras and TensorFlow ask their objects, and may be answered by others: to set it is to change how they work."""
 
 
 def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of each access to something private of an object that is not the method's own.
 
-    What the same file defines, as an attribute of ``self`` or in the body of a class, is no other's.
+    What the same file defines, as an attribute of ``self`` or in the body of a class, is no other's. A string that is
+    such a name is an access, too: what it is a key of or is compared with is somebody's.
     """
     own = set(PUBLIC)
     for node in ast.walk(tree):
@@ -168,14 +190,18 @@ def private_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             own.add(node.attr)
         elif isinstance(node, ast.ClassDef):
             own.update(name for each in node.body for name in _defined(each))
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    setters = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "setattr" in ast.unparse(node.func)]
+    set_by_name = {id(argument) for call in setters for argument in call.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and not _is_own(node.value):
-            name = node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).strip("_").endswith(BY_NAME):
-            name = next((a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)), "")
+            name, is_set = node.attr, isinstance(node.ctx, ast.Store)
+        elif _text(node) and id(node) not in parts:
+            name, is_set = _text(node), id(node) in set_by_name
         else:
             continue
-        if name.startswith("_") and name not in own and (not name.endswith("__") or name == "__internal__"):
+        is_private = re.fullmatch(r"_+[a-zA-Z]\w*", name) and (not name.endswith("__") or name == "__internal__")
+        if (is_private and name not in own) or name in INTERNAL or (is_set and name in TAKEN_OVER):
             yield node.lineno, name
 
 
@@ -206,6 +232,12 @@ def test_what_is_private_of_others_is_reached_in_compat(module: str):
         ("object.__setattr__(model, '_layers', [])", ["_layers"]),
         ("tf.__internal__.FuncGraph", ["__internal__"]),
         ("model._losses; self._losses", ["_losses"]),
+        ("'_class' in operation.node_def.attr", ["_class"]),
+        ("function.cached_definition", ["cached_definition"]),
+        ("graph.unique_name = answer", ["unique_name"]),
+        ("object.__setattr__(optimizer, 'build', build)", ["build"]),
+        ("graph.unique_name(name); getattr(layer, 'build')", []),
+        ("f'{name}_grad'", []),
         ("class A:\n    _mine: int\n    def one(self, other): return other._mine", []),
         ("class A:\n    def one(self, other): self._mine = other._mine", []),
         ("type(model).__name__", []),

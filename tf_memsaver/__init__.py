@@ -34,6 +34,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 
 if TYPE_CHECKING:
+    from tf_memsaver import callbacks
     from tf_memsaver.api import (
         Measurement,
         Trace,
@@ -87,6 +88,7 @@ __all__ = [
     "Verification",
     "__version__",
     "apply_plan",
+    "callbacks",
     "capture_graph",
     "estimate",
     "export_saved_model",
@@ -103,12 +105,13 @@ __all__ = [
     "verify",
 ]
 
-_API = "tf_memsaver.api"
+_API, _CALLBACKS = "tf_memsaver.api", "tf_memsaver.callbacks"
 _LOADED_WHEN_USED = {
     **{name: _API for name in __all__ if name not in globals()},
     "Estimate": "tf_memsaver.judge.estimate",
     "LargestBatch": "tf_memsaver.planners.largest",
     "Problem": "tf_memsaver.plan.problem",
+    "callbacks": _CALLBACKS,
     "register_planner": "tf_memsaver.plan.registry",
 }
 
@@ -117,9 +120,10 @@ def __getattr__(name: str) -> Any:
     module = _LOADED_WHEN_USED.get(name)
     if module is None:
         raise AttributeError(f"module 'tf_memsaver' has no attribute {name!r}")
-    if module == _API:
+    if module in (_API, _CALLBACKS):
         check_backend()
-    return getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    return found if module == _CALLBACKS else getattr(found, name)
 
 
 def __dir__() -> list[str]:

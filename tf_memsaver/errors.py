@@ -106,8 +106,9 @@ class SecondDerivativeError(MemsaverError):
 
     def __str__(self) -> str:
         return (
-            "neither second nor forward-mode derivatives can be taken through a recompute segment. "
-            "Use tf_memsaver.strip(model) for the part of the training that needs them."
+            "neither second nor forward-mode derivatives can be taken through a recompute segment. Optimize with "
+            "data=, what fit is given: then what a train_step or a compute_loss differentiates twice stays plain by "
+            "itself. Or use tf_memsaver.strip(model) for that part of the training."
         )
 
 

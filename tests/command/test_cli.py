@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -16,8 +17,8 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
-from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import COMMANDS
+from tf_memsaver.compat import keras_names
 from tf_memsaver.plan.plan import Plan
 
 MODEL_MODULE = """
@@ -325,6 +326,22 @@ def test_optimize_writes_model_saved_model_and_plan(run: Any) -> None:
     assert code == 0 and json.loads(out)["verification"]["identical"]
 
 
+def test_optimize_holds_real_steps_to_the_budget(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks: list[int] = []
+
+    def measured(model: Any, **how: Any) -> Any:
+        del how
+        # The steps of the first plan take more than the budget, those of the second do not.
+        budget = model.memsaver_plan.request.budget_bytes
+        peaks.append(budget + 1000 if not peaks else budget)
+        return SimpleNamespace(peak_bytes=peaks[-1])
+
+    monkeypatch.setattr("tf_memsaver.api.measure", measured)
+    code, _, _ = run("optimize", *SMALL, "--budget=80%", "--calibrate", "--output=out/", "--save_format=keras")
+    assert code == 0 and len(peaks) == 2 and peaks[1] < peaks[0]
+    assert Plan.load("out/plan.json").request.budget_bytes == peaks[1]
+
+
 def test_overwrite_spares_what_the_command_did_not_write(run: Any) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")
@@ -397,6 +414,80 @@ def test_measure_compares_plain_and_optimized_with_the_budget(run: Any) -> None:
     assert optimized["peak_bytes"] < plain["peak_bytes"]
     code, out, _ = run("measure", *large, "--plan=plan.json", "--steps=1", "--budget=10KiB")
     assert code == 1 and "budget NOT kept" in out
+
+
+OWN_MODULE = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+@keras.saving.register_keras_serializable("cli_own")
+class Blocks(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.blocks = [
+            keras.Sequential([keras.layers.Dense(256, "gelu"), keras.layers.Dense(64, "gelu")]) for _ in range(4)
+        ]
+
+    def call(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+@keras.saving.register_keras_serializable("cli_own")
+class Stepped(Blocks):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+def compiled(model):
+    model.compile("sgd", "mse")
+    return model
+
+def blocks():
+    return compiled(Blocks(name="blocks"))
+
+def stepped():
+    return compiled(Stepped(name="stepped"))
+
+def data():
+    with open("calls", "a") as file:
+        file.write("called ")
+    x = np.random.default_rng(0).standard_normal((512, 64)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, x)).batch(256)
+"""
+
+
+def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tf_memsaver", *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("model", ["blocks", "stepped"])
+def test_a_plan_file_and_data_for_a_model_with_code_of_its_own(run: Any, model: str) -> None:
+    given = (f"cli_own:{model}", "--data=cli_own:data")
+    Path("cli_own.py").write_text(OWN_MODULE)
+    assert in_a_process("plan", *given, "--strategy=recompute_all", "--output=plan.json").returncode == 0
+    assert Plan.load("plan.json").recomputed and Plan.load("plan.json").batch_size == 256
+    for verb in (
+        ["verify", "--steps=2"],
+        ["measure", "--steps=1"],
+        ["optimize", "--output=out", "--save_format=keras"],
+    ):
+        Path("calls").unlink()
+        plan = [] if verb[0] == "optimize" else ["--plan=plan.json"]
+        done = in_a_process(verb[0], *given, *plan, *verb[1:], "--format=json")
+        assert done.returncode == 0, done.stderr[-600:]
+        assert Path("calls").read_text() == "called ", verb
+    assert sorted(os.listdir("out")) == ["model.keras", "plan.json"]
 
 
 # The process

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import covers, graphs
-from tf_memsaver.cost.device import POOL_SHARE
+from tf_memsaver.cost.device import POOL_SHARE, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tools.shared.nets import Net, chain
+
+IDEAL = device_named("IDEAL")
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
 
@@ -232,14 +234,14 @@ def test_what_is_reported_of_a_plan_is_its_ordered_peak_and_a_share_for_the_allo
     simulator, resident = Simulator(graph), graph.resident_bytes
     for stop in range(1, 5):
         plan = (segment(0, stop, RECOMPUTE), *((segment(stop, 4, STORE),) if stop < 4 else ()))
-        transient = simulator.ordered_peak(plan) - resident
+        transient = simulator.ordered_peak(plan, IDEAL) - resident
         assert simulator.reported_peak(plan) == resident + round(transient * (1 + POOL_SHARE))
 
 
 def test_the_allocator_adds_nothing_to_buffers_that_are_not_from_its_pool():
     graph = dataclasses.replace(chain([8, 12, 5, 9], scale=2**10), device="CPU")
     simulator, plan = Simulator(graph), (segment(0, 3, RECOMPUTE), segment(3, 4, STORE))
-    assert simulator.reported_peak(plan) == simulator.ordered_peak(plan)
+    assert simulator.reported_peak(plan) == simulator.ordered_peak(plan, IDEAL)
 
 
 def test_what_is_reported_of_a_plan_without_replays_is_the_plain_step_s():
@@ -253,4 +255,4 @@ def test_on_a_chain_the_order_of_the_tape_is_that_of_capture():
     graph = chain([8, 3, 5, 9])
     simulator = Simulator(graph)
     for plan in covers(Problem.build(graph, Request())):
-        assert simulator.ordered_peak(plan) == simulator.measure(plan).peak_bytes
+        assert simulator.ordered_peak(plan, IDEAL) == simulator.measure(plan).peak_bytes

@@ -33,7 +33,8 @@ def test_what_is_pinned_is_named_with_its_reason() -> None:
     found = advised(deep(pinned=RANDOM))
     assert "recomputes nothing, so it saves no memory" in found
     assert f"'dense_0' {RANDOM}" in found and "12 of 24 layers cannot be replayed" in found
-    assert "granularity='op'" in found
+    assert "Try granularity='auto', which cuts inside layers, too ('op', where" in found
+    assert "Try granularity='op', which" in advised(deep(pinned=RANDOM), granularity="auto")
     assert "granularity" not in advised(deep(pinned=RANDOM), granularity="op")
 
 

@@ -20,9 +20,9 @@ from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan import registry
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.registry import Choice
+from tf_memsaver.plan.registry import Choice, register_planner
 from tf_memsaver.plan.request import Request
-from tf_memsaver.planners.solve import curve, planner_names, register_planner, solve
+from tf_memsaver.planners.solve import curve, planner_names, solve
 from tools.shared.nets import Net, chain
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE

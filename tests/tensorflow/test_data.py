@@ -36,6 +36,21 @@ class Batches(keras.utils.PyDataset):
         return X[rows] + np.random.rand(), Y[rows]
 
 
+class Counted(keras.utils.PyDataset):
+    """Batches that say their number as Keras 3 asks for it; None is no end of them."""
+
+    def __init__(self, count: int | None) -> None:
+        super().__init__()
+        self.count = count
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.count
+
+    def __getitem__(self, place: int) -> Any:
+        return X[:4], Y[:4]
+
+
 class Loader:
     """What can be iterated again and again, such as a loader of another library."""
 
@@ -53,6 +68,8 @@ def dataset() -> tf.data.Dataset:
         dataset(),
         dataset().map(lambda x, y: (x * 2, y)).prefetch(2),
         Batches(),
+        Counted(2),
+        Counted(None),
         Loader(),
         (X[:4], Y[:4]),
         [tf.constant(X[:4], tf.float32), Y[:4]],
@@ -139,7 +156,10 @@ def test_a_dataset_comes_in_the_same_order_as_if_it_had_not_been_looked_at(
         keras.utils.set_random_seed(0)
         given = make()
         if look:
-            assert all(leaf.shape[1:].is_fully_defined() for leaf in data_of(given).specs.leaves)
+            found = data_of(given)
+            assert all(leaf.shape[1:].is_fully_defined() for leaf in found.specs.leaves)
+            # What measure and verify run on.
+            assert len(found.first(3)) == 3
         orders.append([[tf.nest.flatten(batch)[-1].numpy().tolist() for batch in given] for _ in range(3)])
     assert orders[0] == orders[1] and orders[0][0] != orders[0][1]
     assert not caplog.records
@@ -160,6 +180,40 @@ def test_random_numbers_that_data_draws_come_again() -> None:
     data_of(Batches())
     after = random.getstate(), np.random.get_state(legacy=False)
     assert before[0] == after[0] and str(before[1]) == str(after[1])
+
+
+def test_running_steps_leaves_order_and_random_numbers_as_they_were() -> None:
+    model, orders = embedding(), []
+    for run in (False, True):
+        keras.utils.set_random_seed(0)
+        given = dataset().map(lambda x, y: (x, tf.stack([tf.cast(y, tf.float32)] * 3, -1)))
+        if run:
+            optimized = tf_memsaver.optimize(model, data=given, budget="100%", calibrate=True)
+            assert tf_memsaver.verify(model, optimized, data=given, steps=2).identical
+            tf_memsaver.measure(optimized, data=given, steps=1, isolate=False)
+        orders.append(([batch[1].numpy().tolist() for batch in given], random.random(), np.random.rand()))
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, tf.constant])
+def test_arrays_that_are_longer_than_a_batch_are_batched(wrap: Any, caplog: pytest.LogCaptureFixture) -> None:
+    x, y = np.arange(8 * 5000, dtype=np.float32).reshape(5000, 8), np.ones((5000, 3), np.float32)
+    found = data_of(({"x": wrap(x), "fixed": wrap(x[:7])}, wrap(y), wrap(y[:, 0])), batch_size=32)
+    assert found.batch_size == 32 and found.specs.x["fixed"].shape == (7, 8)
+    assert [leaf.shape[0] for leaf in found.specs.leaves if leaf.shape != (7, 8)] == [None] * 3
+    first = found.first(200)
+    assert np.array_equal(first[1].x["x"], x[32:64]) and np.array_equal(first[156].x["x"], first[0].x["x"])
+    model = embedding()
+    optimized = tf_memsaver.optimize(model, data=(x, y), batch_size=32, strategy="recompute_all")
+    assert optimized.memsaver_plan.batch_size == 32
+    assert tf_memsaver.verify(model, optimized, data=(x / 1e5, y), batch_size=32, steps=2).identical
+    assert "taken for one batch" not in caplog.text
+    assert tf_memsaver.estimate(model, data=(x, y)).batch_size == 5000
+    assert "arrays of 5000 samples, which are taken for one batch" in caplog.text
+    caplog.clear()
+    assert tf_memsaver.estimate(model, data=(x, y), batch_size=5000).batch_size == 5000
+    tf_memsaver.estimate(model, data=(tf.TensorSpec((5000, 8)), tf.TensorSpec((5000, 3))))
+    assert "taken for one batch" not in caplog.text
 
 
 def embedding() -> Any:

@@ -15,6 +15,8 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tf_memsaver import api
+from tf_memsaver.api import asked
 from tf_memsaver.compat import keras_training
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tools.shared import memory
@@ -309,6 +311,84 @@ def test_the_calls_of_a_network_are_told_apart() -> None:
     assert_same(*outcomes)
 
 
+@keras.saving.register_keras_serializable("test_loops")
+class Mixing(layers.Layer):
+    """A block that gets a second tensor by name."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.up, self.down = layers.Dense(4 * WIDTH, "gelu"), layers.Dense(WIDTH)
+        self.norm, self.drop = layers.BatchNormalization(), layers.Dropout(0.2, seed=3)
+
+    def call(self, x: Any, *, context: Any, training: Any = None) -> Any:
+        y = self.drop(self.norm(self.down(self.up(x)), training=training), training=training)
+        return x + y * tf.tanh(context)
+
+
+@keras.saving.register_keras_serializable("test_loops")
+class Several(keras.Model):
+    """A network that takes two tensors and a mask, with blocks and a network inside."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.blocks, self.inner = [Mixing() for _ in range(3)], network("inner")
+
+    def build_from_config(self, config: Any) -> None:
+        self(X[:2], X[:2])
+
+    def call(self, a: Any, b: Any, *, scale: Any = None, training: Any = None) -> Any:
+        for block in self.blocks:
+            a = block(a, context=b, training=training)
+        return self.inner(a if scale is None else a * scale, training=training)
+
+
+class Diffusion(Trainer):
+    """The network is called with what time it is; the second time without a tape around it, the third with a mask."""
+
+    def step(self, x: Any, y: Any) -> Any:
+        time = tf.reduce_sum(x, axis=-1, keepdims=True) * tf.ones_like(x)
+        with tf.GradientTape() as tape:
+            made = self.net(x, time, training=True)
+            again = self.net(tf.stop_gradient(made), tf.sin(time), scale=tf.cast(x > 0, tf.float32), training=True)
+            loss = SQUARE(y, made) + SQUARE(y, again)
+        weights = self.net.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+
+@pytest.mark.parametrize("how", ["function", "eager"])
+def test_a_network_that_is_called_with_several_tensors_is_taken_apart(
+    how: str, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes = []
+    for is_optimized in (False, True):
+        keras.utils.set_random_seed(0)
+        trainer = Diffusion(Several(name="several"))
+        trainer.net(X[:2], X[:2])
+        if is_optimized:
+            trainer.net = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step, strategy="recompute_all")
+            recomputed = trainer.net.memsaver_plan.recomputed
+            assert sum("mixing" in name for name in recomputed) == 6
+            assert {name.split("/")[0] for name in recomputed if "inner" in name} == {"several", "several#2"}
+        step = tf.function(trainer.step) if how == "function" else trainer.step
+        outcomes.append(trained(trainer, step, pairs(), steps=5))
+    assert_same(*outcomes)
+    trainer.net.save(tmp_path / "net.keras")
+    loaded = keras.models.load_model(tmp_path / "net.keras")
+    assert type(loaded) is Several and "loaded as a plain model. Optimize it again, with step=" in caplog.text
+    assert all(np.array_equal(a, b) for a, b in zip(loaded.weights, trainer.net.weights, strict=True))
+
+
+def test_a_network_that_is_taken_apart_has_a_plan_that_recomputes_nothing() -> None:
+    trainer = Diffusion(Several(name="several"))
+    trainer.net(X[:2], X[:2])
+    net = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step, strategy="plain")
+    assert not net.memsaver_plan.recomputed and type(net) is not Several
+    other = network("other")
+    with pytest.raises(UnsupportedModelError, match="'several' was not given: give all networks"):
+        tf_memsaver.optimize(other, data=pairs(), step=lambda x, y: (trainer.step(x, y), other(x)))
+
+
 def test_measured_and_verified_is_the_step_whatever_it_calls_the_model() -> None:
     trainer = Trainer(network())
     data, plain = pairs(), trainer.net
@@ -427,6 +507,18 @@ def test_what_does_not_fit_is_told_at_once() -> None:
         tf_memsaver.optimize(tf.Module(), data=pairs(), step=trainer.step)
     with pytest.raises(UnsupportedModelError, match=r"step '<lambda>' cannot be traced .*\(KeyError: .*: 0\)"):
         tf_memsaver.optimize(trainer.net, data=pairs(), step=lambda batch: {}[0] or needs_three)
+
+
+def test_a_person_is_told_where_to_assign_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for module in (api, asked):
+        monkeypatch.setattr(module, "tell", said.append)
+    trainer = Trainer(network())
+    plan = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step).memsaver_plan
+    assert "step 'step': predicted peak" in said[1] and "finds model 'net' as " in said[0]
+    assert said[0].endswith("assign the result there")
+    tf_memsaver.apply_plan(trainer.net, plan, data=pairs(), step=trainer.step)
+    assert said[2] == said[0]
 
 
 def test_what_would_keep_the_plain_model_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

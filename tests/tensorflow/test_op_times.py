@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,23 @@ from keras import layers
 import tf_memsaver
 from tf_memsaver.capture import op_times
 from tf_memsaver.capture.model_step import capture_graph
+from tf_memsaver.cost import workspace
+from tf_memsaver.cost.rules import MATRIX_OPS
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.parity import grappler
 from tools.shared.models import small as models
 
 
 def times_of(graph: Graph) -> dict[str, float]:
     return {op.name: op.seconds for op in graph.ops}
+
+
+def test_every_product_that_is_known_anywhere_has_its_flops() -> None:
+    tables = [each for each in vars(grappler).values() if isinstance(each, (dict, frozenset))]
+    types = {kind for table in (*tables, workspace.RULES) for kind in table if isinstance(kind, str)}
+    products = {kind for kind in types if re.search("Conv|MatMul|Einsum", kind)}
+    assert len(products) > 10
+    assert products <= MATRIX_OPS
 
 
 def test_only_times_differ() -> None:

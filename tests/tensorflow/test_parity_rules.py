@@ -113,6 +113,14 @@ def sums_of_three() -> Any:
     return model_of(inputs, layers.Multiply(name="times")([made[0], made[-1]]))
 
 
+def loss_of_a_term() -> Any:
+    """An eager tape adds the gradient of the loss that a layer adds first, then those of the layer's readers."""
+    inputs = keras.Input((8,))
+    a = layers.Dense(8, "tanh", activity_regularizer="l2", name="a")(inputs)
+    b, c = layers.Dense(8, "tanh", name="b")(a), layers.Dense(8, "tanh", name="c")(a)
+    return model_of(inputs, layers.Multiply(name="times")([layers.Add(name="add")([a, b]), c]))
+
+
 def residual_norms() -> Any:
     x = inputs = keras.Input((6, 6, 8))
     for number in range(2):
@@ -203,6 +211,11 @@ CASES = {
         optimized_between_cuts,
         functools.partial(trained_by_tape, free_batch=True),
     ),
+    Rule.EAGER_ORDER: Case(
+        loss_of_a_term,
+        lambda model: optimized_by_hand(model, ("a", "c")),
+        functools.partial(trained_by_tape, mode="eager"),
+    ),
     Rule.TERMS_ONE_BY_ONE: Case(three_readers, lambda model: optimized_by_hand(model, ("x", "b"), ("c", "d"))),
     Rule.WHOLE_GRADIENT_SUMS: Case(sums_of_three, between_cuts),
     Rule.TERMS_IN_FIRST_RUN: Case(sums_inside, nested_around_sums, of_known_sizes),
@@ -232,6 +245,24 @@ def test_bits_differ_without_a_rule(rule: Rule) -> None:
     with at_level(EXACT.without(rule)):
         optimized = case.optimize(model)
     assert differing(plain, case.trained(optimized, EXACT.without(rule)))
+
+
+def shared_in_branches() -> Any:
+    """An eager tape ends with the layer's calls in another order than that in which they were made, reversed."""
+    inputs = keras.Input((8,))
+    shared = layers.Dense(8, "tanh", name="shared")
+    first = shared(inputs)
+    second, third = shared(first), shared(first)
+    return model_of(inputs, layers.Add(name="add")([second, third, shared(third)]))
+
+
+def test_an_eager_replay_ends_with_the_calls_of_a_layer_as_the_plain_step_does() -> None:
+    model = shared_in_branches()
+    optimized = optimized_by_hand(model, ("shared", "add"))
+    train_eagerly = functools.partial(trained_by_tape, mode="eager", batch_size=64)
+    plain = train_eagerly(model, EXACT)
+    assert not differing(plain, train_eagerly(optimized, EXACT))
+    assert differing(plain, train_eagerly(optimized, EXACT.without(Rule.EAGER_ORDER)))
 
 
 def terms_that_pass_a_segment() -> Any:

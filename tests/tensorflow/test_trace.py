@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_memsaver
+from tf_memsaver.callbacks import Optimize
 from tf_memsaver.capture import model_step
 from tf_memsaver.errors import InvalidRequestError
 
@@ -92,3 +93,38 @@ def test_an_optimized_model_is_traced_as_the_plain_one_and_gets_another_plan() -
     assert again.memsaver_plan.peak_bytes < first.memsaver_plan.peak_bytes
     assert type(tf_memsaver.strip(again)) is type(model) and again.compiled and again.optimizer is model.optimizer
     again.fit(data(), shuffle=False, verbose=0)
+
+
+class Blocks(keras.Model):
+    """A network with a ``call`` of its own: blocks of layers."""
+
+    def __init__(self) -> None:
+        super().__init__(name="blocks")
+        self.blocks = [keras.Sequential([keras.layers.Dense(64, "gelu"), keras.layers.Dense(32)]) for _ in range(6)]
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("make", [chain, Blocks])
+def test_every_verb_takes_an_optimized_model_for_the_plain_one(make: Any, steps_traced: list[str]) -> None:
+    model = make()
+    model.compile("adam", "mse")
+    first = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    assert first.memsaver_plan.recomputed
+    steps_traced.clear()
+    again = tf_memsaver.optimize(first, data=data(), strategy="recompute_all")
+    assert len(steps_traced) == 1, "the plan is applied to what was traced"
+    assert again.memsaver_plan.segments == first.memsaver_plan.segments
+    assert tf_memsaver.estimate(first, data=data()) == tf_memsaver.estimate(model, data=data())
+    graphs = [tf_memsaver.capture_graph(each, data=data()) for each in (first, model)]
+    assert graphs[0].units == graphs[1].units
+    how: Any = {"data": data(), "budget": "1MiB", "predict_only": True, "strategy": "recompute_all"}
+    found = [tf_memsaver.max_batch_size(each, **how).batch_size for each in (first, model)]
+    assert found[0] == found[1]
+    callback = Optimize(data=data(), strategy="recompute_all")
+    first.fit(data(), shuffle=False, verbose=0, callbacks=[callback])
+    assert callback.plan.segments == first.memsaver_plan.segments

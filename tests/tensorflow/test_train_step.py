@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
+import pickle
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -13,7 +17,9 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver import api
+from tf_memsaver.api import asked
+from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.networks import heard_calls
@@ -314,6 +320,28 @@ def test_steps_train_alike(build: Any) -> None:
     assert kinds["weight after fit"] and kinds["slot after fit"] and kinds["log of fit"]
 
 
+class Uncompiled(Trained):
+    """A step with an optimizer that nobody was told of: ``fit`` cannot run it."""
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.network(x, training=True) - x) ** 2)
+        self.second.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_step_of_a_model_that_is_not_compiled_is_verified_step_by_step() -> None:
+    keras.utils.set_random_seed(0)
+    model = Uncompiled(network=network("network"))
+    model.second = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    found = tf_memsaver.verify(model, optimized, data=data(), steps=3)
+    assert found.identical, str(found)
+    kinds = found.to_json()["compared"]
+    assert kinds["result of the step"] == 3 and kinds["weight after step"] and kinds["slot after step"]
+    assert "log of fit" not in kinds
+
+
 def heard(model: Any) -> dict[str, str]:
     note_batch(model, Batch(tf.TensorSpec((None, WIDTH), tf.float32)))
     specs = trained_on(model)
@@ -326,6 +354,21 @@ def test_what_stays_plain_and_why() -> None:
     assert heard(penalized()) == {"critic": "a gradient is taken of its gradient", "critic#2": ""}
     assert heard(siamese()) == {"network": "", "network#2": "", "network#3": ""}
     assert list(heard(adversaries()).values()) == ["no gradient is taken through it", *[""] * 4]
+
+
+def test_a_person_is_told_what_keeps_its_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for module in (api, asked):
+        monkeypatch.setattr(module, "tell", said.append)
+    tf_memsaver.optimize(penalized(), data=data(), strategy="recompute_all")
+    kept = "keeps the activations of 'critic' (a gradient is taken of its gradient)"
+    assert said[-1] == f"tf_memsaver: the train_step of model 'penalized' {kept}"
+    said.clear()
+    # A teacher that no gradient is taken through keeps none.
+    tf_memsaver.optimize(distilled(), data=data(), strategy="recompute_all")
+    assert len(said) == 1 and "alone" not in said[0]
+    tf_memsaver.optimize(network("net"), batch_size=4, strategy="recompute_all")
+    assert "model 'net' (a step of this model alone: it is not compiled): predicted peak" in said[-1]
 
 
 def test_what_has_a_sparse_gradient_is_replayed() -> None:
@@ -356,6 +399,51 @@ def residual(cls: Any) -> Any:
     model = cls(inputs, x)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     return model
+
+
+def test_a_step_that_is_left_out_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = residual(LikeKeras)
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    tf_memsaver.estimate(model, batch_size=4)
+    told = "what is planned is its call alone, with a step as Keras makes it. Give data="
+    assert caplog.text.count(told) == 1
+    caplog.clear()
+    given = (np.zeros((4, 16, 16, 3), np.float32), np.zeros((4,), np.int64))
+    tf_memsaver.estimate(optimized, data=given)
+    tf_memsaver.estimate(residual(keras.Model), batch_size=4)
+    tf_memsaver.optimize(model, data=given, strategy="recompute_all")
+    tf_memsaver.estimate(model, batch_size=2)
+    assert told not in caplog.text
+
+
+class Informed(keras.Model):
+    """A loss of its own that calls the model again, and takes a gradient of its gradient (physics-informed)."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: Any = True
+    ) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            made = self(x, training=training)
+        slopes = tape.gradient(made, x)
+        return super().compute_loss(x=x, y=y, y_pred=y_pred) + tf.reduce_mean((slopes - 1.0) ** 2)
+
+
+def test_what_a_loss_differentiates_twice_stays_plain() -> None:
+    inputs = keras.Input((WIDTH,))
+    x = inputs
+    for _ in range(4):
+        x = layers.Dense(32, "gelu")(x)
+    model = Informed(inputs, layers.Dense(WIDTH)(x), name="informed")
+    model.compile("adam", "mse", jit_compile=False)
+    given = tf.data.Dataset.from_tensor_slices((X, X)).batch(64)
+    blind = tf_memsaver.optimize(model, batch_size=64, strategy="recompute_all")
+    optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all")
+    assert optimized.memsaver_plan.recomputed == tuple(f"informed/{layer.name}" for layer in model.layers[1:-1])
+    found = tf_memsaver.verify(model, optimized, data=given, steps=3)
+    assert found.identical and found.to_json()["compared"]["weight after fit"]
+    with pytest.raises(SecondDerivativeError, match="Optimize with data="):
+        blind.fit(given, shuffle=False, verbose=0)
 
 
 def by_unit(graph: Graph, phase: Phase) -> dict[int, Counter[str]]:
@@ -482,3 +570,110 @@ def test_the_backward_pass_of_operations_that_are_copied_is_heard(granularity: A
     forward = {op.unit for op in graph.ops if op.phase is Phase.FORWARD and op.unit is not None and op.flops > 5000}
     backward = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD and op.unit is not None and op.flops > 5000}
     assert forward and backward == forward
+
+
+@keras.saving.register_keras_serializable("test_train_step")
+class Reconstructed(Trained):
+    """A model that Keras can save: what it trains comes of its own arguments."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super(Trained, self).__init__(**kwargs)
+        self.net, self.tracker = network("net"), keras.metrics.Mean(name="loss")
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def loss_of(self, x: Any) -> Any:
+        return tf.reduce_mean((self.net(x, training=True) - x) ** 2)
+
+
+@keras.saving.register_keras_serializable("test_train_step")
+class TwiceCompiled(Reconstructed):
+    """A model with a ``compile`` of its own."""
+
+    def compile(self, second: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        super().compile(**kwargs)
+        self.second = second
+
+    def train_step(self, x: Any) -> Any:
+        assert self.second
+        return super().train_step(x)
+
+
+def test_a_plan_of_a_step_is_saved_with_its_model(tmp_path: Any) -> None:
+    model = Reconstructed(name="saved")
+    model(X[:2])
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    optimized.fit(data(), shuffle=False, verbose=0)
+    optimized.save(tmp_path / "model.keras")
+    tf_memsaver.strip(optimized).save(tmp_path / "plain.keras")
+    # Keras saves no state of dropout: what both go on with is what the files have.
+    loaded, plain = (keras.models.load_model(tmp_path / name) for name in ("model.keras", "plain.keras"))
+    assert loaded.memsaver_plan.segments == optimized.memsaver_plan.segments and loaded.memsaver_plan.recomputed
+    found = [each.fit(data(), shuffle=False, verbose=0).history["loss"] for each in (loaded, plain)]
+    assert found[0] == found[1]
+    numbers = [[v.numpy().tobytes() for v in (*each.variables, *each.optimizer.variables)] for each in (loaded, plain)]
+    assert numbers[0] == numbers[1]
+
+
+def test_a_step_that_no_file_tells_how_to_compile_is_loaded_plain(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = TwiceCompiled(name="saved")
+    model(X[:2])
+    model.compile(keras.optimizers.SGD(), optimizer="adam", jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    optimized.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match=r"`compile\(\)` method is custom"):  # Keras's own.
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded) is TwiceCompiled and "loaded as a plain model" in caplog.text
+    assert np.array_equal(loaded.net.weights[0], model.net.weights[0])
+    loaded.compile(keras.optimizers.SGD(), optimizer="adam", jit_compile=False)
+    assert tf_memsaver.apply_plan(loaded, optimized.memsaver_plan, data=data()).memsaver_plan.recomputed
+
+
+def test_a_step_is_heard_once_for_its_plan_and_traced_once_more_for_its_graph(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    steps = Counter[str]()
+    train_step = Trained.train_step
+
+    def counted(self: Any, x: Any) -> Any:
+        steps[self.name] += 1
+        return train_step(self, x)
+
+    monkeypatch.setattr(Trained, "train_step", counted)
+    unbuilt = compiled(OwnCallTrained(net=OwnCall()))
+    tf_memsaver.optimize(unbuilt, data=data(), strategy="recompute_all")
+    assert steps.pop(unbuilt.name) == 2
+    model = Reconstructed(name="counted")
+    model(X[:2])
+    model.compile(keras.optimizers.Adam(0.01), jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    assert steps == {"counted": 2}
+    tf_memsaver.apply_plan(model, optimized.memsaver_plan)
+    assert steps == {"counted": 2}
+    # Another search hears it anew: its code may have changed by what it reads.
+    model.tracker.reset_state()
+    tf_memsaver.search_plan(optimized, data=data(), strategy="recompute_all")
+    assert steps == {"counted": 4}
+    # What is remembered is a model's own, and no part of what is saved.
+    model.save(tmp_path / "model.keras")
+    copies = [
+        keras.models.load_model(tmp_path / "model.keras"),
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+    ]
+    for each in [optimized, tf_memsaver.strip(optimized), keras.models.clone_model(model), *copies]:
+        assert "memsaver_memo" not in vars(each)
+    assert vars(model)["memsaver_memo"].made
+
+
+def test_a_model_that_was_planned_is_freed() -> None:
+    model = pair()
+    tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    seen = weakref.ref(model)
+    del model
+    gc.collect()
+    assert seen() is None

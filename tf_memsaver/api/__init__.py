@@ -5,6 +5,7 @@ Not here: how anything is done.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from absl import logging
 
 from tf_memsaver.api.asked import part_of, request_of, tell_of
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
-from tf_memsaver.capture.model_step import capture_graph
+from tf_memsaver.capture import model_step
 from tf_memsaver.check.measure import measure
 from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.check.verify import Verification, verify
@@ -37,7 +38,10 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
 from tf_memsaver.planners.measured import plan_that_keeps
 from tf_memsaver.planners.solve import Plans, check_strategy
-from tf_memsaver.program.loop import mapped
+from tf_memsaver.program.kinds import program_of
+from tf_memsaver.program.loop import Loop, mapped, places_of_networks
+from tf_memsaver.program.memo import forget
+from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.told import subject_of, told_of
 from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
@@ -127,8 +131,15 @@ def trace(model: Any, **options: Unpack[CaptureOptions]) -> Trace:
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     plain = _plain_subject(model, options)
+    forget(plain)
     options["step"] = None
-    return Trace(plain, capture_graph(plain, **options), **options)
+    return Trace(plain, model_step.capture_graph(plain, **options), **options)
+
+
+@functools.wraps(model_step.capture_graph)
+def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
+    """Return the traced step of a model, the plain one's if it is optimized."""
+    return trace(model, **options).graph
 
 
 @takes(CalibratedOptions)
@@ -155,8 +166,20 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     if options["calibrate"]:
         plan = _calibrated(traced, plan, options)
     optimized = traced.apply(plan)
-    tell_of(f"{'model' if options['step'] is None else 'step'} '{traced.model.name}'", plan)
+    tell_of(_subject(traced.model, options), plan)
+    if is_planned_as_a_step(traced.model):
+        program = program_of(traced.model, plan.request.granularity)
+        if program.runs_step and program.stays_plain:
+            tell(f"tf_memsaver: {program.stays_plain}")
     return optimized
+
+
+def _subject(model: Any, options: Mapping[str, Any]) -> str:
+    """Return what a plan is for, in words."""
+    if options["step"] is not None:
+        return f"step '{model.name}'"
+    is_whole = getattr(model, "compiled", False) or is_planned_as_a_step(model)
+    return f"model '{model.name}'{'' if is_whole else ' (a step of this model alone: it is not compiled)'}"
 
 
 def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
@@ -166,7 +189,7 @@ def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
 
     def measured(plan: Plan) -> int:
         logging.info("tf_memsaver: running real steps of '%s': %s", traced.model.name, plan)
-        return measure(traced.apply(plan), **how).peak_bytes
+        return measure(make_optimized(traced.model, plan), **how).peak_bytes
 
     kept, peak = plan_that_keeps(plan, lambda limit: traced.plan(**{**limits, "budget": limit}), measured)
     budget = format_bytes(plan.request.budget_bytes or 0)
@@ -224,23 +247,27 @@ def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
 
     Args:
       model: what the plan was made for; with ``step`` as in ``optimize``.
-      plan: what ``search_plan`` returned.
+      plan: what ``search_plan`` returned, here or in another process.
 
     Raises:
       InvalidRequestError: ``plan`` is no Plan.
       PlanMismatchError: the plan was made for another model; it names the first layer that differs.
       CertificationError: the plan replays what cannot be replayed, or cuts where results would change.
-      UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``search_plan``
-        is told them.
+      UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``data`` tells
+        them.
     """
-    if options["step"] is not None:
-        model = told_of(_plain_subject(model, options), {**options, "batch_size": None, "step": None}).model
-    return make_optimized(strip(model), plan)
+    plain = _plain_subject(model, options)
+    if options["data"] is not None and isinstance(plan, Plan):
+        told_of(plain, {**options, "batch_size": plan.batch_size, "step": None})
+    optimized = make_optimized(plain, plan)
+    for place in places_of_networks(plain) if isinstance(plain, Loop) else ():
+        tell(f"tf_memsaver: {place}")
+    return optimized
 
 
 def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:
     """Return what is trained, plain: a model or, with the option ``step``, the loop that calls it or them."""
-    return subject_of(model if options["step"] is None else mapped(strip, model), options)
+    return subject_of(mapped(strip, model), options)
 
 
 @takes(EstimateOptions)
@@ -275,14 +302,18 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     """
     check_strategy(options["strategy"])
     start = options["batch_size"] or (32 if options["data"] is None else None)
-    told = told_of(_plain_subject(model, options), {**options, "batch_size": start})
+    plain = _plain_subject(model, options)
+    forget(plain)
+    told = told_of(plain, {**options, "batch_size": start})
     request = request_of({**options, "budget": options["budget"] or AUTO}, told.model)
     if request.budget_bytes is None:
         raise InvalidRequestError("a share of the plain peak is a budget for one batch size. Give bytes, or 'auto'.")
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)
-        return capture_graph(told.model, **{**part_of(options, CaptureOptions), "batch_size": size, "step": None})
+        return model_step.capture_graph(
+            told.model, **{**part_of(options, CaptureOptions), "batch_size": size, "step": None}
+        )
 
     def measured(plan: Plan) -> int:
         optimized = make_optimized(told.model, plan)

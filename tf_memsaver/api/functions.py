@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tf_memsaver.api.asked import request_of, tell_of
 from tf_memsaver.capture.function_step import capture_function, concrete_function
 from tf_memsaver.compat.versions import versions
-from tf_memsaver.options import checked
 from tf_memsaver.options.checks import path
 from tf_memsaver.options.table import FunctionOptions, SavedModelOptions
 from tf_memsaver.options.verbs import takes
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 
 
 @takes(FunctionOptions)
-def optimize_function(
-    function: Any, *specs: Any, batch_size: int | None = None, **options: Unpack[FunctionOptions]
-) -> Any:
+def optimize_function(function: Any, *specs: Any, **options: Unpack[FunctionOptions]) -> Any:
     """Return a ``tf.function`` that computes what ``function`` does, over its variables, and trains in less memory.
 
     Segments are made of single operations, so that a plan may keep a matrix product and recompute the softmax after
@@ -53,7 +50,7 @@ def optimize_function(
     """
     request = request_of(options, granularity="op")
     calls = FunctionCalls(concrete_function(function, specs))
-    plan = _function_plan(calls, _known_or_none(batch_size), request)
+    plan = _function_plan(calls, options["batch_size"], request)
     optimized = make_optimized_function(calls, plan)
     tell_of(f"function '{calls.name}'", plan)
     return optimized
@@ -63,8 +60,6 @@ def optimize_function(
 def rewrite_saved_model(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    *,
-    batch_size: int | None = None,
     **options: Unpack[SavedModelOptions],
 ) -> dict[str, Plan]:
     """Write a SavedModel anew so that training through its functions takes less memory; return the plans by function.
@@ -87,22 +82,17 @@ def rewrite_saved_model(
       UnsupportedModelError: nothing in it can be trained.
       MemsaverError: what ``optimize_function`` raises.
     """
-    request, size = request_of(options, granularity="op"), _known_or_none(batch_size)
+    request = request_of(options, granularity="op")
     plans = saved_model.rewrite(
         source=path("source", source),
         target=target,
         functions=options["functions"],
         overwrite=options["overwrite"],
-        planner=lambda calls: _function_plan(calls, size, request),
+        planner=lambda calls: _function_plan(calls, options["batch_size"], request),
     )
     for name, plan in plans.items():
         tell_of(f"function '{name}'", plan)
     return plans
-
-
-def _known_or_none(batch_size: int | None) -> int | None:
-    """Return the batch size of a function, which may say it by itself."""
-    return None if batch_size is None else int(checked(batch_size=batch_size)["batch_size"])
 
 
 def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:

@@ -14,7 +14,7 @@ from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import Device, device_named
-from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
+from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value, roots_of
 from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.program.calls import CallSequence
@@ -52,9 +52,10 @@ def build_graph(
     builder = _Builder(source, step, device)
     units = builder.units(source.sequence)
     ops = builder.ops(profile)
-    roots = builder.roots()
     joined = joined_positions(step, backward_is_a_call=source.sequence.forward_first is not None)
-    cuts = tuple(cut for cut in find_cuts(ops, builder.values, roots, units) if cut.position not in joined)
+    cuts = tuple(
+        cut for cut in find_cuts(ops, builder.values, roots_of(builder.values), units) if cut.position not in joined
+    )
     return Graph(
         name=source.name,
         batch_size=batch_size,
@@ -102,12 +103,6 @@ class _Builder:
                 self._value_of[id(internal)] = self._add(internal.name, tensor_bytes(internal), MemoryKind.PARAMETER)
         for tensor in self._step.inputs:
             self._value_of[id(tensor)] = self._add(tensor.name, tensor_bytes(tensor), MemoryKind.INPUT)
-
-    def roots(self) -> list[int]:
-        roots: list[int] = []
-        for value in self.values:
-            roots.append(value.index if value.alias_of is None else roots[value.alias_of])
-        return roots
 
     def output_values(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self._value_of[id(t)] for t in self._step.outputs if id(t) in self._value_of))

@@ -8,12 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.convert import traced_graph
-from tf_memsaver.capture.step import Placeholders, TracedStep, Weight, trace_step
+from tf_memsaver.capture.step import Resident, TracedStep, Weight, trace_step
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.program.losses import mean_squares
+from tf_memsaver.program.train_step import Placeholders
 
 
 def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
@@ -78,7 +79,7 @@ class FunctionStep:
             Weight(path=v.name, variable=v, owner=v) for v in calls.variables if v.trainable and v.dtype.is_floating
         ]
 
-    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
+    def residents(self) -> Sequence[Resident]:
         """Return the variables that the function uses."""
         return [(v.name, v, MemoryKind.PARAMETER) for v in self._calls.variables]
 

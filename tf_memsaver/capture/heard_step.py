@@ -14,15 +14,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.capture.step import SparseGradients, TracedStep, random_states
+from tf_memsaver.capture.step import CallNotes, Resident, SparseGradients, TracedStep, residents_of
 from tf_memsaver.compat import keras_calls, keras_training, keras_variables, tapes
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.step_program import StepProgram
@@ -48,15 +48,9 @@ class HeardStep:
             id(keras_variables.local_variable(v).handle): v for v in self._variables if keras_variables.is_trained(v)
         }
 
-    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
+    def residents(self) -> Sequence[Resident]:
         """Return the variables of the model and of all networks, and those of the optimizers."""
-        pairs = [(v, MemoryKind.PARAMETER) for v in self._variables]
-        pairs += [(v, MemoryKind.OPTIMIZER) for v in KeptObjects(*self._optimizers).variables]
-        found: dict[int, tuple[str, tf.Variable, MemoryKind]] = {}
-        for each, kind in pairs:
-            variable = keras_variables.local_variable(each)
-            found.setdefault(id(variable), (getattr(each, "path", each.name), variable, kind))
-        return list(found.values())
+        return residents_of(self._variables, KeptObjects(*self._optimizers).variables)
 
     def trace(self) -> TracedStep:
         """Trace the step.
@@ -67,7 +61,6 @@ class HeardStep:
         graph = FuncGraph("memsaver_step")
         step = TracedStep(graph=graph, networks=[(each.start, each.stop) for each in self._program.opened])
         known = {id(variable) for _, variable, _ in self.residents()}
-        running = _Running(self._program, step, known)
         notes = TapeNotes()
 
         def placeholders(specs: Sequence[tf.TensorSpec]) -> list[Any]:
@@ -75,6 +68,7 @@ class HeardStep:
             return step.inputs
 
         with graph.as_default():
+            running = _Running(self._program, step, known)
             logs = run_train_step(self._model, self._specs, placeholders, running, notes)
         if not notes.taken:
             raise UnsupportedModelError(f"{what_is_traced(self._model)} takes no gradient with a tape.")
@@ -87,28 +81,26 @@ class HeardStep:
         self._stack.close()
 
 
-class _Running:
+class _Running(NamedCalls):
     """Handles calls of layers: runs networks call by call, and notes what each adds to the graph."""
 
     def __init__(self, program: StepProgram, step: TracedStep, known: Collection[int]) -> None:
+        super().__init__()
         self._opened = {each.path: each for each in program.opened}
-        self._step, self._paths, self._known = step, LayerPaths(), known
+        self._step, self._known = step, known
         self._step.boundary = [[] for _ in program.sequence.calls]
         self.ranges: list[tuple[int, int, int]] = []
         """First and last operation (exclusive) of each unit, and its number."""
 
-    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if tf.compat.v1.get_default_graph() is not self._step.graph:
+    def named(self, path: str, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        opened = self._opened.get(path)
+        if opened is None:
             return call(*args, **kwargs)
-        with self._paths.entered(layer) as path:
-            opened = self._opened.get(path)
-            if opened is None:
-                return call(*args, **kwargs)
 
-            def run(network: Any, given: Any, named: Any) -> Any:
-                return self._run(opened, network, given, named)
+        def run(network: Any, given: Any, named: Any) -> Any:
+            return self._run(opened, network, given, named)
 
-            return taken_over(opened.program, layer, call, args, kwargs, run)
+        return taken_over(opened.program, layer, call, args, kwargs, run)
 
     def _run(self, opened: OpenedCall, network: Any, args: Any, kwargs: Any) -> Any:
         """Return what a call that is opened returns."""
@@ -118,24 +110,19 @@ class _Running:
             slots[slot] = tensor
         names = Names.of_model()
         training = arguments_of(network, args, kwargs).get("training", keras_calls.training_of_call())
-        drawn = random_states()
+        notes = CallNotes(self._step, self._known)
         for unit, call in enumerate(sequence.calls, opened.start):
             start = graph.num_operations()
             before = {id(loss) for loss in keras_training.losses_of(call.operation)}
             with tapes.VariableWatcher() as watcher:
                 made = call.run(slots, training=training, names=names)
             # In a replica of tf.distribute a tape watches the variable of all replicas.
-            read = map(keras_variables.local_variable, watcher.watched_variables())
-            unknown = [v.name for v in read if id(v) not in self._known]
-            self._step.unknown_reads.update((unit, name) for name in unknown[:1])
+            notes.note(unit, map(keras_variables.local_variable, watcher.watched_variables()))
             added = [loss for loss in keras_training.losses_of(call.operation) if id(loss) not in before]
             for slot, tensor in zip(call.outputs, made, strict=True):
                 slots[slot] = tensor
             self._step.boundary[unit] = [*made, *added]
             self.ranges.append((start, graph.num_operations(), unit))
-            last, drawn = drawn, random_states()
-            if drawn != last:
-                self._step.drawing_units.add(unit)
         return program.finish([slots[slot] for slot in sequence.outputs])
 
 

@@ -13,11 +13,11 @@ from absl import logging
 
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.heard_step import HeardStep
-from tf_memsaver.capture.step import Placeholders, TracedStep, Weight, trace_step
+from tf_memsaver.capture.step import Resident, TracedStep, Weight, residents_of, trace_step
 from tf_memsaver.compat import keras_training, keras_variables
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.unallocated import variables_unallocated
-from tf_memsaver.ir.graph import Graph, MemoryKind
+from tf_memsaver.ir.graph import Graph
 from tf_memsaver.options.table import CaptureOptions, Granularity
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
@@ -27,6 +27,7 @@ from tf_memsaver.program.losses import needs_stand_in, training_loss
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
 from tf_memsaver.program.told import told_of
+from tf_memsaver.program.train_step import Placeholders
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,7 +61,7 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
 def _capture(
     model: Any,
     batch_size: int,
-    granularity: str,
+    granularity: Granularity,
     opened: Collection[str] | None = None,
     *,
     profile: bool = False,
@@ -110,7 +111,7 @@ def captured_units(model: Any, *, batch_size: int, granularity: Granularity, ope
     return _capture(model, batch_size, granularity, opened) if found is None else found
 
 
-def _how(model: Any, batch_size: int, granularity: str, opened: tuple[str, ...]) -> Any:
+def _how(model: Any, batch_size: int, granularity: Granularity, opened: tuple[str, ...]) -> Any:
     """Return what of a model and a request decides how it is captured, and may change."""
     # The losses by id: they may refer to the model, which would then live for ever.
     losses = id(model.loss) if getattr(model, "compiled", False) else None
@@ -169,16 +170,9 @@ class ModelStep:
             return None
         return optimizer
 
-    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
+    def residents(self) -> Sequence[Resident]:
         """Return the model's variables and the optimizer's."""
-        # An optimizer lists the model's variables, too, and those that it made itself may be of TensorFlow.
-        variables = [(v, MemoryKind.PARAMETER) for v in self._model.variables]
-        variables += [(v, MemoryKind.OPTIMIZER) for v in self._slots]
-        found: dict[int, tuple[str, tf.Variable, MemoryKind]] = {}
-        for each, kind in variables:
-            variable = keras_variables.local_variable(each)
-            found.setdefault(id(variable), (getattr(each, "path", each.name), variable, kind))
-        return list(found.values())
+        return residents_of(self._model.variables, self._slots)
 
     def enter(self, placeholders: Placeholders) -> list[Any]:
         """Make the batch."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,14 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import FuncGraph
+from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.losses import no_gradient
-
-Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
-"""Makes the placeholders of a step."""
+from tf_memsaver.program.train_step import Placeholders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,21 @@ class Weight:
     is_distributed: bool = False
 
 
+Resident = tuple[str, tf.Variable, MemoryKind]
+"""A variable that is live during the step, with its name and kind."""
+
+
+def residents_of(parameters: Iterable[Any], slots: Iterable[Any]) -> list[Resident]:
+    """Return the variables of models and of optimizers, each once: an optimizer lists those of its model, too."""
+    # Those that an optimizer made itself may be of TensorFlow.
+    pairs = [(v, MemoryKind.PARAMETER) for v in parameters] + [(v, MemoryKind.OPTIMIZER) for v in slots]
+    found: dict[int, Resident] = {}
+    for each, kind in pairs:
+        variable = local_variable(each)
+        found.setdefault(id(variable), (getattr(each, "path", each.name), variable, kind))
+    return list(found.values())
+
+
 class StepSource(Protocol):
     """What a Graph is made of: a training step that can be traced."""
 
@@ -54,8 +68,8 @@ class StepSource(Protocol):
         """The calls, one unit each."""
         ...
 
-    def residents(self) -> Sequence[tuple[str, tf.Variable, MemoryKind]]:
-        """Return all variables that are live during the step, with their names and kinds."""
+    def residents(self) -> Sequence[Resident]:
+        """Return all variables that are live during the step."""
         ...
 
     def trace(self) -> TracedStep:
@@ -265,9 +279,8 @@ class _Tracer:
         self._loss_tensors: list[Any] = []
         tapes = []
         names = Names.of_model()
-        known = {id(variable) for _, variable, _ in self._source.residents()}
+        notes = CallNotes(self._step, {*self._trained, *(id(variable) for _, variable, _ in self._source.residents())})
         known_tensors = {id(tensor) for tensor in self._slots}
-        drawn = random_states()
         for unit, call in enumerate(self._sequence.calls):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
             with tf.GradientTape() as tape:
@@ -277,12 +290,8 @@ class _Tracer:
                 t for t in self._source.losses_of(call.operation) if all(t is not seen for seen in self._loss_tensors)
             ]
             self._loss_tensors.extend(added)
-            before, drawn = drawn, random_states()
-            if drawn != before:
-                self._step.drawing_units.add(unit)
             read = tape.watched_variables()
-            unknown = [v.name for v in read if id(v) not in self._trained and id(v) not in known]
-            self._step.unknown_reads.update((unit, name) for name in unknown[:1])
+            notes.note(unit, read)
             trains = any(id(v) in self._trained for v in read)
             floats = [t for t in made if isinstance(t, tf.Tensor) and t.dtype.is_floating]
             # What a call hands on as it is, as the way into a network does, gets its gradient where it was made.
@@ -299,7 +308,7 @@ class _Tracer:
         return tapes
 
     def _complete_shape(self, slot: int, tensor: Any) -> None:
-        """Tell a tensor the shape that the model says it has, where tracing does not show it: behind split text."""
+        """Tell a tensor the shape that the model says it has, where tracing does not show it: after split text."""
         said = self._sequence.shapes.get(slot)
         if said and isinstance(tensor, tf.Tensor) and not tensor.shape.is_fully_defined():
             # Of several sizes nobody knows which is meant: a batch of graphs has as many nodes and edges as there are.
@@ -383,6 +392,22 @@ class _Tracer:
             self._source.update(gradients)
 
 
-def random_states() -> bytes:
+class CallNotes:
+    """Notes in a step what calls do beside making tensors, one call after the other."""
+
+    def __init__(self, step: TracedStep, known: Collection[int]) -> None:
+        """Begin with the next call; ``known`` are the ids of the variables that the source lists."""
+        self._step, self._known, self._drawn = step, known, _random_states()
+
+    def note(self, unit: int, read: Iterable[Any]) -> None:
+        """Note whether a call that was just made drew random numbers, and what it read of variables not listed."""
+        before, self._drawn = self._drawn, _random_states()
+        if self._drawn != before:
+            self._step.drawing_units.add(unit)
+        unknown = [variable.name for variable in read if id(variable) not in self._known]
+        self._step.unknown_reads.update((unit, name) for name in unknown[:1])
+
+
+def _random_states() -> bytes:
     """Return the states of the generators that are not TensorFlow's: what draws from them, draws once a trace."""
     return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))

@@ -13,6 +13,7 @@ from tf_memsaver.check.running import How, StepRunner, runner_of
 from tf_memsaver.check.training_step import KeptState
 from tf_memsaver.check.watch import device_name
 from tf_memsaver.compat.keras_variables import bytes_of, is_trained
+from tf_memsaver.options.table import MeasureMode
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.told import Told
 from tf_memsaver.rewrite.optimized_model import strip
@@ -35,7 +36,7 @@ class Measurement:
     """
 
     device: str
-    mode: str
+    mode: MeasureMode
     batch_size: int
     peak_bytes: int
     least_peak_bytes: int

@@ -16,6 +16,7 @@ from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.options.table import MeasureMode, Mode
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.losses import needs_stand_in, no_gradient
 from tf_memsaver.program.signature import is_planned_as_a_step
@@ -31,13 +32,13 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How steps are run: in a mode of ``options.table``, and with the mean square of the outputs as a loss or not."""
+    """How steps are run: in a mode, and with the mean square of the outputs as a loss or not."""
 
-    mode: str
+    mode: MeasureMode
     stand_in: bool
 
     @classmethod
-    def of(cls, model: Any, told: Told, given: Batch, mode: str | None) -> How:
+    def of(cls, model: Any, told: Told, given: Batch, mode: MeasureMode | None) -> How:
         """Return how the steps of a model are run on a batch: in ``fit``, if no mode is wanted and ``fit`` can be.
 
         Raises:
@@ -62,7 +63,7 @@ class How:
 def runner_of(model: Any, told: Told, given: Batch, how: How) -> Iterator[StepRunner]:
     """Yield what runs a model's steps on a batch; what ``fit`` notes of itself is put back after."""
     if how.mode != "fit":
-        yield _OneByOne(_step_of(model, given, how), given)
+        yield _OneByOne(_step_of(model, given, how.mode, how.stand_in), given)
         return
     kept = {name: vars(model).get(name) for name in _NOTED_BY_FIT}
     try:
@@ -132,8 +133,8 @@ class _OneByOne:
         return watch.steps
 
 
-def _step_of(model: Any, given: Batch, how: How) -> RunnableStep:
+def _step_of(model: Any, given: Batch, mode: Mode, stand_in: bool) -> RunnableStep:
     if is_planned_as_a_step(model):
-        return OwnTrainStep(model, how.mode, given)
+        return OwnTrainStep(model, mode, given)
     optimizer = own_optimizer(model)
-    return TrainingStep(model, how.mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=how.stand_in)
+    return TrainingStep(model, mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)

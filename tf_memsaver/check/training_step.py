@@ -8,11 +8,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat.keras_training import compiled_parts
 from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
+from tf_memsaver.options.table import Mode
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.losses import no_gradient, training_loss
 
 
@@ -23,8 +23,7 @@ class KeptState:
     """
 
     def __init__(self, *models: Any) -> None:
-        parts = [part for model in models for part in (*compiled_parts(model), *vars(model).values())]
-        self._objects = KeptObjects(*parts)
+        self._objects = KeptObjects(*(part for model in models for part in trained_with(model)))
         variables = [v for model in models for v in model.variables]
         self._variables = {id(v): v for v in [*variables, *self._objects.variables]}.values()
 
@@ -43,9 +42,9 @@ class KeptState:
 
 
 class RunnableStep:
-    """A function of a batch, run in a ``Mode`` of ``options.table``; its batch dimension is free, if that is wanted."""
+    """A function of a batch, run in a mode; its batch dimension is free, if that is wanted."""
 
-    def __init__(self, function: Callable[..., Any], mode: str, example: Batch, *, free_batch: bool = True) -> None:
+    def __init__(self, function: Callable[..., Any], mode: Mode, example: Batch, *, free_batch: bool = True) -> None:
         """Prepare to run a function of the leaves of batches like ``example``."""
         self._function, self._mode = function, mode
         if mode != "eager":
@@ -72,7 +71,7 @@ class RunnableStep:
 class OwnTrainStep(RunnableStep):
     """The ``train_step`` of a model that has its own; a step returns its logs."""
 
-    def __init__(self, model: Any, mode: str, example: Batch) -> None:
+    def __init__(self, model: Any, mode: Mode, example: Batch) -> None:
         """Prepare the step on batches like ``example``."""
         structure = example.mapped(lambda _: 0)
 
@@ -94,7 +93,7 @@ class TrainingStep(RunnableStep):
     def __init__(
         self,
         model: Any,
-        mode: str,
+        mode: Mode,
         example: Batch,
         *,
         optimizer: Any = None,
@@ -102,7 +101,7 @@ class TrainingStep(RunnableStep):
         free_batch: bool = True,
         stand_in: bool = False,
     ) -> None:
-        """Prepare a step on batches like ``example`` in a ``Mode`` of ``options.table``.
+        """Prepare a step on batches like ``example``.
 
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
         ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model

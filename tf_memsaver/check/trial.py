@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
-from tf_memsaver.compat.keras_training import compiled_parts, own_optimizer
+from tf_memsaver.compat.keras_training import own_optimizer
+from tf_memsaver.options.table import Mode
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.losses import needs_stand_in
 from tf_memsaver.program.told import Told
 from tf_memsaver.rewrite.optimized_model import another
@@ -25,7 +26,7 @@ Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
 class Trial:
     """Trains models from the same state on the same batches, and keeps every number under (kind, name, step)."""
 
-    def __init__(self, model: Any, told: Told, steps: int, mode: str, state: KeptState) -> None:
+    def __init__(self, model: Any, told: Told, steps: int, mode: Mode, state: KeptState) -> None:
         """Take so many batches of a model, and the state to begin with."""
         self.mode, self.steps, self._size, self._state = mode, steps, told.batch_size, state
         self._batches = told.batches(model, steps)
@@ -94,9 +95,7 @@ class Trial:
 
 def _slots_of(model: Any) -> list[Any]:
     """Return the variables of all optimizers that a model has."""
-    parts = [*compiled_parts(model), *vars(model).values()]
-    optimizers = [each for each in KeptObjects(*parts).objects if isinstance(each, keras.optimizers.Optimizer)]
-    return [variable for optimizer in optimizers for variable in optimizer.variables]
+    return [variable for optimizer in KeptObjects(*trained_with(model)).optimizers for variable in optimizer.variables]
 
 
 def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:

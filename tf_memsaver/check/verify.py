@@ -17,7 +17,7 @@ from tf_memsaver.compat.eager import deterministic_operations
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.options.table import RunOptions
+from tf_memsaver.options.table import Mode, RunOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.signature import is_planned_as_a_step
@@ -55,7 +55,7 @@ class Verification:
     because two runs of the plain model already differed without it.
     """
 
-    mode: str
+    mode: Mode
     batch_size: int
     steps: int
     deterministic_ops: bool
@@ -144,7 +144,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     return Verification(mode=mode, batch_size=size, steps=steps, deterministic_ops=deterministic, checks=checks)
 
 
-def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> tuple[tuple[Comparison, ...], bool]:
+def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: Mode) -> tuple[tuple[Comparison, ...], bool]:
     """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
     with KeptState(model, optimized) as state:
         trial = Trial(model, told, steps, mode, state)
@@ -176,7 +176,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: str) -> 
 
 
 def _compared_by(
-    train: Callable[[Any], Record], model: Any, optimized: Any, mode: str
+    train: Callable[[Any], Record], model: Any, optimized: Any, mode: Mode
 ) -> tuple[tuple[Comparison, ...], bool]:
     """Train both models in one way; return the comparisons, and whether deterministic operations were needed."""
     plain = train(model)

@@ -10,15 +10,15 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from tf_memsaver.command import keras_names
 from tf_memsaver.command.flags import LIMITS
+from tf_memsaver.compat import keras_names
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.plan import Plan
 
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
-_OF_KERAS = ("data", "input_shape", "optimizer", "loss", "plan", "save_format", "granularity")
+_OF_KERAS = ("data", "input_shape", "optimizer", "loss", "plan", "save_format", "granularity", "calibrate")
 """Flags that mean nothing for a SavedModel."""
 
 
@@ -137,13 +137,15 @@ def _check_module(source: str, what: str) -> None:
 
 
 def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
-    given = [name for name in LIMITS if name in flags and not flags[name].using_default_value]
+    given = [name for name in (*LIMITS, "calibrate") if name in flags and not flags[name].using_default_value]
     if "plan" in flags and flags.plan is not None:
         clash = [name for name in given if name != "budget"]
         if clash:
             raise InvalidRequestError(f"--{clash[0]} says how to plan, but --plan gives a plan. Leave one of them out.")
         Plan.load(flags.plan)
         return
+    if "calibrate" in given and flags.budget is None:
+        raise InvalidRequestError("--calibrate holds real steps to a budget: give one, such as --budget=80%.")
     # An optimized model in a file brings its plan, and that its batch size.
     brings_a_plan = kind is SourceKind.FILE and not given and command in ("optimize", "verify", "measure")
     if flags.batch_size is None and flags.data is None and not brings_a_plan and command != "max-batch":

@@ -12,6 +12,7 @@ from tf_memsaver.errors import MemsaverError
 from tf_memsaver.options.flags import ModelFlags, OutputFlags, PlanFlags, SaveFlags
 from tf_memsaver.options.option import Option
 from tf_memsaver.options.table import (
+    CalibratedOptions,
     CurveOptions,
     EstimateOptions,
     LargestBatchOptions,
@@ -92,7 +93,7 @@ COMMANDS = {
             name="optimize",
             summary="Plan, rewrite the model, and write it to a folder (a Keras model as .keras file and SavedModel).",
             example="resnet50 --batch_size=32 --budget=1GiB --output=out/",
-            flags=flags_of(ModelFlags, PlanOptions, PlanFlags, OutputFlags, SaveFlags, SavedModelOptions),
+            flags=flags_of(ModelFlags, CalibratedOptions, PlanFlags, OutputFlags, SaveFlags, SavedModelOptions),
         ),
         Command(
             name="verify",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from rich.console import RenderableType
@@ -32,9 +32,9 @@ class Result:
 
 def estimate(source: str, flags: Any, progress: Progress) -> Result:
     """Count one training step, layer by layer or operation by operation."""
-    model = _load(source, flags, progress)
+    given = _load(source, flags, progress)
     with progress.stage("tracing one training step"):
-        found = api.estimate(model, **_batches(flags, progress), granularity=flags.granularity)
+        found = api.estimate(given.plain, **given.batches, granularity=flags.granularity)
     shown = (tables.layers_table(found), tables.totals_table(found))
     return Result(satisfied=True, document=found.to_json(), shown=shown)
 
@@ -42,8 +42,7 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
 def plan(source: str, flags: Any, progress: Progress) -> Result:
     """Make a plan, and write it when --output says where."""
     target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
-    model = _load(source, flags, progress)
-    made = _search(_plain(model), flags, progress)
+    made = _search(_load(source, flags, progress), flags, progress)
     written = _written(made, target, flags)
     shown = (tables.segments_table(made), tables.before_after_table(made), *written)
     return Result(satisfied=True, document=made.to_json(), shown=shown)
@@ -51,10 +50,10 @@ def plan(source: str, flags: Any, progress: Progress) -> Result:
 
 def curve(source: str, flags: Any, progress: Progress) -> Result:
     """Plan for budgets between the plain step and the least peak."""
-    model = _plain(_load(source, flags, progress))
+    given = _load(source, flags, progress)
     hints = {name: getattr(flags, name) for name in LIMITS if name in flags}
     with progress.stage("tracing one training step, and planning"):
-        found = api.memory_time_curve(model, **_batches(flags, progress), points=flags.points, **hints)
+        found = api.memory_time_curve(given.plain, **given.batches, points=flags.points, **hints)
     return Result(
         satisfied=True,
         document={"plans": [each.to_json() for each in found]},
@@ -65,10 +64,10 @@ def curve(source: str, flags: Any, progress: Progress) -> Result:
 def max_batch(source: str, flags: Any, progress: Progress) -> Result:
     """Find the largest batch within the budget, and write its plan when --output says where."""
     target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
-    model = _plain(_load(source, flags, progress))
+    given = _load(source, flags, progress)
     limits = {name: getattr(flags, name) for name in LIMITS}
     with progress.stage("planning for several batch sizes" + ("" if flags.predict_only else ", running the largest")):
-        found = api.max_batch_size(model, **_batches(flags, progress), **limits, predict_only=flags.predict_only)
+        found = api.max_batch_size(given.plain, **given.batches, **limits, predict_only=flags.predict_only)
     written = _written(found.plan, target, flags)
     return Result(satisfied=True, document=found.to_json(), shown=(tables.rates_table(found), str(found), *written))
 
@@ -78,8 +77,8 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
     if kind_of(source) is SourceKind.SAVED_MODEL:
         return _optimize_saved_model(source, flags, progress)
     target = output_target(source, flags, TargetKind.FOLDER)
-    model = _load(source, flags, progress)
-    made, optimized = _planned(model, flags, progress)
+    given = _load(source, flags, progress)
+    made, optimized = (_calibrated if flags.calibrate else _planned)(given, flags, progress)
     files = [PLAN_FILE]
     with written(target) as folder:
         made.save(folder / PLAN_FILE)
@@ -98,13 +97,13 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
 
 def verify(source: str, flags: Any, progress: Progress) -> Result:
     """Compare the plain and the optimized model over some training steps."""
-    model = _load(source, flags, progress)
-    made, optimized = _planned(model, flags, progress)
+    given = _load(source, flags, progress)
+    made, optimized = _planned(given, flags, progress)
     with progress.stage(f"training plain and optimized model, {flags.mode} mode"):
         found = api.verify(
-            _plain(model),
+            given.plain,
             optimized,
-            **_batches(flags, progress, made),
+            **given.batches_of(made),
             steps=flags.steps,
             mode=flags.mode,
         )
@@ -115,17 +114,17 @@ def verify(source: str, flags: Any, progress: Progress) -> Result:
 
 def measure(source: str, flags: Any, progress: Progress) -> Result:
     """Measure both models, each in a process of its own, and compare the optimized one with the budget."""
-    model = _load(source, flags, progress)
-    made, optimized = _planned(model, flags, progress)
+    given = _load(source, flags, progress)
+    made, optimized = _planned(given, flags, progress)
     rows = []
     for name, subject, predicted in (
-        ("plain", _plain(model), made.plain_peak_bytes),
+        ("plain", given.plain, made.plain_peak_bytes),
         ("optimized", optimized, made.peak_bytes),
     ):
         with progress.stage(f"measuring the {name} model"):
             found = api.measure(
                 subject,
-                **_batches(flags, progress, made),
+                **given.batches_of(made),
                 mode=flags.mode,
                 steps=flags.steps,
                 beside_plain=subject is optimized,
@@ -182,45 +181,57 @@ def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result
 # Steps that the verbs share -----------------------------------------------------------------------------------------
 
 
-def _load(source: str, flags: Any, progress: Progress) -> keras.Model:
+class _Given(NamedTuple):
+    """What a command line names: the model, the same as a plain one, and what tells a verb of the batches."""
+
+    model: keras.Model
+    plain: keras.Model
+    batches: dict[str, Any]
+
+    def batches_of(self, made: Plan) -> dict[str, Any]:
+        """Return what tells of the batches for a plan: of its size, where no other is given."""
+        size = self.batches["batch_size"]
+        return {**self.batches, "batch_size": made.batch_size if size is None else size}
+
+
+def _load(source: str, flags: Any, progress: Progress) -> _Given:
     with progress.stage(f"loading {source}"):
         model = load_model(source, input_shape=flags.input_shape or None, optimizer=flags.optimizer, loss=flags.loss)
     if not getattr(model, "compiled", False):
         progress.note("the model is not compiled, so no optimizer slots are counted; --optimizer=NAME compiles it")
-    return model
+    batches: dict[str, Any] = {"batch_size": flags.batch_size}
+    if flags.data is not None:
+        with progress.stage(f"calling {flags.data} for data"):
+            batches["data"] = load_data(flags.data)
+    return _Given(model, api.strip(model), batches)
 
 
-def _plain(model: keras.Model) -> keras.Model:
-    return model if getattr(model, "memsaver_plan", None) is None else api.strip(model)
-
-
-def _batches(flags: Any, progress: Progress, made: Plan | None = None) -> dict[str, Any]:
-    """Return what tells a verb of the batches: --data, --batch_size or the plan's."""
-    size = flags.batch_size if flags.batch_size is not None or made is None else made.batch_size
-    if flags.data is None:
-        return {"batch_size": size}
-    progress.note(f"calling {flags.data} for data")
-    return {"data": load_data(flags.data), "batch_size": size}
-
-
-def _search(model: keras.Model, flags: Any, progress: Progress) -> Plan:
+def _search(given: _Given, flags: Any, progress: Progress) -> Plan:
     limits = {name: getattr(flags, name) for name in LIMITS}
     with progress.stage("tracing one training step and planning"):
-        made = api.search_plan(model, **_batches(flags, progress), **limits)
+        made = api.search_plan(given.plain, **given.batches, **limits)
     if made.advice:
         progress.note(made.advice)
     return made
 
 
-def _planned(model: keras.Model, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
+def _calibrated(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
+    """Return a plan that real steps have kept, and the optimized model."""
+    limits = {name: getattr(flags, name) for name in LIMITS}
+    with progress.stage("tracing one training step, planning, and running real steps"):
+        optimized = api.optimize(given.plain, **given.batches, **limits, calibrate=True)
+    return optimized.memsaver_plan, optimized
+
+
+def _planned(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
     """Return a plan and the optimized model: from the plan file, from the model's own plan, or planned anew."""
-    given = [name for name in LIMITS if not flags[name].using_default_value]
-    own = getattr(model, "memsaver_plan", None)
+    limits = [name for name in LIMITS if not flags[name].using_default_value]
+    own = getattr(given.model, "memsaver_plan", None)
     if flags.plan is not None:
         made = Plan.load(flags.plan)
-    elif own is not None and not given:
-        return own, model
+    elif own is not None and not limits:
+        return own, given.model
     else:
-        made = _search(_plain(model), flags, progress)
+        made = _search(given, flags, progress)
     with progress.stage("rewriting the model"):
-        return made, api.apply_plan(_plain(model), made)
+        return made, api.apply_plan(given.plain, made, data=given.batches.get("data"))

@@ -1,4 +1,7 @@
-"""Which of its backends Keras runs on, asked before Keras is imported: the import fails where one is missing."""
+"""Which of its backends Keras runs on, asked before Keras is imported: the import fails where one is missing.
+
+Read from Keras 3.12 to 3.15: ``backend/config.py``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def check_backend() -> None:
 
 
 def backend() -> str:
-    """Return the backend that Keras has or, before it is imported, will have (its ``backend/config.py`` says which)."""
+    """Return the backend that Keras has or, before it is imported, will have."""
     loaded: Any = getattr(sys.modules.get("keras"), "backend", None)
     if loaded is not None:
         return str(loaded.backend())

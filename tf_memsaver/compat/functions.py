@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +39,17 @@ def is_tf_function(each: Any) -> bool:
 def python_function(function: Any) -> Any:
     """Return the Python function that a ``tf.function`` traces, as it was written."""
     return function.python_function
+
+
+def python_signature(function: Any) -> inspect.Signature:
+    """Return the Python signature of a function of a loaded SavedModel, with its default values (``function_spec``)."""
+    defaults = function.function_spec.default_values
+    return inspect.Signature(
+        [
+            inspect.Parameter(p.name, p.kind, default=defaults.get(p.name, inspect.Parameter.empty))
+            for p in function.function_spec.function_type.parameters.values()
+        ]
+    )
 
 
 def has_traces(function: Any) -> bool:

@@ -1,7 +1,7 @@
 """Listening to tapes: which operation each part of a backward pass is the gradient of, and when a pass is all there.
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/eager/backprop.py``
-(``GradientTape.gradient``), ``execute.py``, ``imperative_grad.py`` and, for functions,
+(``GradientTape.gradient``), ``imperative_grad.py`` and, for functions,
 ``tensorflow/python/ops/gradients_util.py`` (``_GradientsHelper``).
 """
 
@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import execute, imperative_grad
+from tensorflow.python.eager import imperative_grad
 from tensorflow.python.ops import gradients_util
 
-from tf_memsaver.compat.tapes import could_possibly_record, wrap_gradient_function
+from tf_memsaver.compat.tapes import could_possibly_record, mark_recorded_operations, wrap_gradient_function
 
 _MARK = "\n"
 """Parts the name scope that an operation is recorded with from the operation's name. No scope has it."""
@@ -84,15 +83,11 @@ def _tell(operation: Any, differentiate: Callable[[], Any]) -> Any:
 @functools.cache
 def _make_tapes_tell() -> None:
     """Wrap what records operations, what differentiates one, and what a tape's ``gradient`` calls."""
-    record, take = execute.record_gradient, imperative_grad.imperative_grad
+    take = imperative_grad.imperative_grad
 
-    @functools.wraps(record)
-    def recorded(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
-        is_heard = _thread.listener is not None and outputs and tf.is_symbolic_tensor(outputs[0])
-        if not is_heard or outputs[0].op.graph is not _thread.graph:
-            return record(op_name, inputs, attrs, outputs)
-        scope = f"{tf.get_current_name_scope()}{_MARK}{outputs[0].op.name}"
-        return pywrap_tfe.TFE_Py_RecordGradient(op_name, inputs, attrs, outputs, scope)
+    def mark_of(operation: tf.Operation) -> str:
+        is_heard = _thread.listener is not None and operation.graph is _thread.graph
+        return f"{_MARK}{operation.name}" if is_heard else ""
 
     def telling(differentiate: Callable[..., Any]) -> Callable[..., Any]:
         def differentiated(*given: Any) -> Any:
@@ -113,8 +108,9 @@ def _make_tapes_tell() -> None:
         _thread.listener.took_gradients(start, _thread.graph.num_operations(), sources, results, nested)
         return results
 
+    mark_recorded_operations(mark_of)
     wrap_gradient_function(telling)
-    execute.record_gradient, imperative_grad.imperative_grad = recorded, taken
+    imperative_grad.imperative_grad = taken
 
 
 class _Open(threading.local):

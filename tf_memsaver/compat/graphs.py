@@ -2,17 +2,21 @@
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/framework/ops.py``,
 ``tensorflow/python/eager/polymorphic_function/concrete_function.py`` and ``atomic_function.py``,
-``tensorflow/python/ops/handle_data_util.py``.
+``tensorflow/python/ops/handle_data_util.py``. Read from 2.21: ``attributes.py`` beside the second,
+``tensorflow/core/function/polymorphism/function_type.py``, ``tensorflow/python/framework/function_def_to_graph.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager.polymorphic_function.atomic_function import from_function_def
 from tensorflow.python.framework import ops
+from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.handle_data_util import get_handle_data as get_handle_data
 from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle_data
@@ -22,6 +26,21 @@ FuncGraph = tf.__internal__.FuncGraph
 
 AutoTrackable = tf.__internal__.tracking.AutoTrackable
 """A bare object, of which a SavedModel keeps what is set as its attributes; a ``tf.Module`` has some of its own."""
+
+CUSTOM_GRADIENT = "_gradient_op_type"
+"""The attribute that names an operation's own gradient function (``ops.py``)."""
+
+AWAITED = "_has_manual_control_dependencies"
+"""The attribute of an operation that others wait for by control edges (``ops.py: Graph.control_dependencies``)."""
+
+COLOCATED = "_class"
+"""The attribute that names the operations on whose device one is to run (``ops.py: Operation.colocation_groups``)."""
+
+KNOWN_SHAPES = "_output_shapes"
+"""The attribute of a function's operation that has the shapes of its outputs (``function_def_to_graph.py``)."""
+
+COMPILED_BY_XLA = "_XlaMustCompile"
+"""The attribute of the call of a function that XLA compiles (``attributes.py``)."""
 
 unique_number = ops.uid
 """Returns another number each time, of those that TensorFlow makes its own unique names of."""
@@ -50,6 +69,29 @@ def wait_for_only(operation: Any, others: Iterable[Any]) -> None:
     operation._add_control_inputs(list(others))
 
 
+def run_steps_in_turn(loop: Any) -> None:
+    """Let a step of a while loop begin when the one before is over; by itself, TensorFlow runs up to 32 at once."""
+    loop._set_attr("parallel_iterations", attr_value_pb2.AttrValue(i=1))
+
+
+@functools.cache
+def traced_graphs_go_to(note: Callable[[Any], None]) -> None:
+    """Tell ``note`` from now on of each graph that a ``tf.function`` has traced to its end and may still be added to.
+
+    That is when TensorFlow puts operations with side effects in order (``tensorflow/python/framework/
+    auto_control_deps.py``, which is the same in 2.20 and 2.21).
+    """
+    leave = AutomaticControlDependencies.__exit__
+
+    @functools.wraps(leave)
+    def left(manager: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        if error is None and not tf.executing_eagerly():
+            note(tf.compat.v1.get_default_graph())
+        return leave(manager, kind, error, traceback)
+
+    AutomaticControlDependencies.__exit__ = left
+
+
 def is_compiled_by_xla(graph: Any) -> bool:
     """Whether what is traced into a graph will be compiled by XLA (``tensorflow/python/ops/control_flow_util.py``).
 
@@ -61,11 +103,6 @@ def is_compiled_by_xla(graph: Any) -> bool:
 def has_control_dependencies(graph: Any) -> bool:
     """Whether a ``tf.control_dependencies`` is open in a graph."""
     return bool(graph._current_control_dependencies())
-
-
-def is_name_taken(graph: Any, name: str) -> bool:
-    """Whether ``Graph.unique_name`` would give another name instead; it does not tell upper from lower case."""
-    return name.lower() in graph._names_in_use
 
 
 def own_gradient_function(operation: Any) -> Any | None:
@@ -121,9 +158,19 @@ def add_function(graph: Any, function: Any) -> None:
     graph._add_function_recursive(function)
 
 
-def add_function_definition(graph: Any, definition: Any, function_type: Any) -> None:
-    """Add a function to a graph's library by its definition."""
-    graph._add_function(from_function_def(definition, function_type))
+def definition_of(function: Any) -> Any:
+    """Return the definition of a function of a graph's library, which is its own: to be copied before it is changed."""
+    return function.cached_definition
+
+
+def add_function_definition(graph: Any, definition: Any, function: Any) -> None:
+    """Add a function to a graph's library by its definition; it takes and returns what ``function`` does."""
+    graph._add_function(from_function_def(definition, function.function_type))
+
+
+def flat_arguments(function_type: Any, bound: Any) -> list[Any]:
+    """Return the tensors of arguments that were bound to the type of a function (``FunctionType.unpack_inputs``)."""
+    return list(function_type.unpack_inputs(bound))
 
 
 def call_on_flat_tensors(concrete: Any, arguments: Sequence[Any], captures: Sequence[Any]) -> Any:

@@ -62,7 +62,7 @@ def share_attributes(source: Any, target: Any) -> None:
     What the constructor or ``compile`` sets is left alone: ``target`` has its own of those already.
     """
     settings = ("_trainable", "_dtype_policy", "autocast", "_distribute_strategy", "_manual_input_spec", *_OF_CALL)
-    own = set(vars(target)) | {"_memsaver"}
+    own = set(vars(target)) | {"_memsaver", "memsaver_memo"}
     for name, value in vars(source).items():
         if name in settings:
             object.__setattr__(target, name, value)

@@ -1,6 +1,7 @@
 """What trains a Keras model: its optimizer, losses and metrics, those that layers add, and how ``fit`` calls it.
 
-Read from Keras 3.12 to 3.15: ``trainers/trainer.py``, ``layers/layer.py``, ``activations/activations.py``.
+Read from Keras 3.12 to 3.15: ``trainers/trainer.py``, ``layers/layer.py``, ``activations/activations.py``,
+``optimizers/base_optimizer.py``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+
+from tf_memsaver.compat.unallocated import variables_unallocated
 
 
 def takes_training(model: Any) -> bool:
@@ -30,6 +33,17 @@ def replicas_of(model: Any) -> int:
 def own_optimizer(model: Any) -> Any | None:
     """Return the optimizer that a compiled model was given, or None."""
     return model.optimizer if getattr(model, "compiled", False) else None
+
+
+def build_unallocated(optimizer: Any) -> None:
+    """Let an optimizer build its slots on variables without memory, until its attributes are put back."""
+    build = optimizer.build
+
+    def built(*args: Any, **kwargs: Any) -> None:
+        with variables_unallocated():
+            build(*args, **kwargs)
+
+    object.__setattr__(optimizer, "build", built)
 
 
 def compile_arguments(model: Any) -> dict[str, Any] | None:

@@ -59,6 +59,18 @@ def recorded_operations_go_to(note: Note) -> Iterator[None]:
         _thread.graph, _thread.note = before
 
 
+_marks: list[Callable[[tf.Operation], str]] = []
+
+
+def mark_recorded_operations(mark: Callable[[tf.Operation], str]) -> None:
+    """Put what ``mark`` says of an operation after the name scope that it is recorded with, from now on.
+
+    What differentiates it is told both.
+    """
+    _make_operations_tell()
+    _marks.append(mark)
+
+
 @functools.cache
 def _make_operations_tell() -> None:
     must_record, record = execute.must_record_gradient, execute.record_gradient
@@ -68,11 +80,15 @@ def _make_operations_tell() -> None:
 
     @functools.wraps(record)
     def told(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
-        if _thread.note is not None and outputs and tf.is_symbolic_tensor(outputs[0]):
-            maker = outputs[0].op
-            if maker.graph is _thread.graph:
-                _thread.note(maker)
-        return record(op_name, inputs, attrs, outputs)
+        if not outputs or not tf.is_symbolic_tensor(outputs[0]):
+            return record(op_name, inputs, attrs, outputs)
+        maker = outputs[0].op
+        if _thread.note is not None and maker.graph is _thread.graph:
+            _thread.note(maker)
+        mark = "".join(each(maker) for each in _marks)
+        if not mark:
+            return record(op_name, inputs, attrs, outputs)
+        return pywrap_tfe.TFE_Py_RecordGradient(op_name, inputs, attrs, outputs, f"{tf.get_current_name_scope()}{mark}")
 
     execute.must_record_gradient, execute.record_gradient = asked, told
 

@@ -174,6 +174,7 @@ _FLOPS: dict[str, Callable[[OpSpec], int]] = {
     "MatMul": _matmul,
     "BatchMatMul": _matmul,
     "BatchMatMulV2": _matmul,
+    "BatchMatMulV3": _matmul,
     "Einsum": _einsum,
 }
 MATRIX_OPS = frozenset(_FLOPS)

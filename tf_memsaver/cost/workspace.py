@@ -20,7 +20,7 @@ _WORTH_A_THREAD = 256 << 10
 
 def workspace_bytes(spec: OpSpec) -> int:
     """Return the scratch memory that the op's kernel allocates while it runs."""
-    rule = _RULES.get(spec.type)
+    rule = RULES.get(spec.type)
     return rule(spec) if rule is not None and is_known(spec) else 0
 
 
@@ -109,7 +109,7 @@ def _einsum(spec: OpSpec) -> int:
     return found + (spec.output_bytes[0] if list(made) != list(result) else 0)
 
 
-_RULES: dict[str, Callable[[OpSpec], int]] = {
+RULES: dict[str, Callable[[OpSpec], int]] = {
     "Conv2DBackpropFilter": _filter_gradient,
     "Conv2DBackpropInput": _input_gradient,
     "MaxPoolGrad": _pool_gradient,

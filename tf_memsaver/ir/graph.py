@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -105,6 +106,14 @@ class Cut:
         return len(self.live) == 1
 
 
+def roots_of(values: Iterable[Value]) -> tuple[int, ...]:
+    """Return, for each value, the value that owns its buffer (itself unless it is a view)."""
+    roots: list[int] = []
+    for value in values:
+        roots.append(value.index if value.alias_of is None else roots[value.alias_of])
+    return tuple(roots)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """One training step at a concrete batch size. Ops stand in execution order: forward, backward, update.
@@ -142,10 +151,7 @@ class Graph:
     @cached_property
     def roots(self) -> tuple[int, ...]:
         """For each value, the value that owns its buffer (itself unless it is a view)."""
-        roots: list[int] = []
-        for value in self.values:
-            roots.append(value.index if value.alias_of is None else roots[value.alias_of])
-        return tuple(roots)
+        return roots_of(self.values)
 
     @cached_property
     def producers(self) -> tuple[int | None, ...]:

@@ -127,11 +127,8 @@ class Simulator:
             replay_seconds=self._replay_seconds(schedule),
         )
 
-    def ordered_peak(self, segments: Sequence[Segment]) -> int:
-        """Return the most live bytes of the step as it runs in order: what no allocator adds to, and no chance."""
-        return self._walked_peak(segments, device_named("IDEAL"))
-
-    def _walked_peak(self, segments: Sequence[Segment], device: Device) -> int:
+    def ordered_peak(self, segments: Sequence[Segment], device: Device) -> int:
+        """Return the most live bytes of the step as it runs in order, with what the device's allocator adds."""
         schedule = scheduled(self.prepared, segments, taped=True)
         steps = [step._replace(workspace=device.pooled(step.workspace)) for step in schedule.steps]
         nbytes = [device.pooled(each) for each in schedule.nbytes]
@@ -150,7 +147,7 @@ class Simulator:
             if not device.threads:
                 self._reported[asked] = self.measure(asked).peak_bytes
             elif any(segment.mode is SegmentMode.RECOMPUTE for segment in asked):
-                self._reported[asked] = self._walked_peak(asked, device)
+                self._reported[asked] = self.ordered_peak(asked, device)
             else:
                 self._reported[asked] = self.played_peak(asked)
         return self._reported[asked]

@@ -43,20 +43,26 @@ DEFAULT_MAX_OVERHEAD = 0.3
 # What the verbs take --------------------------------------------------------------------------------------------------
 
 
-class Batches(TypedDict, total=False):
-    """What every verb must be told, in one way or the other."""
+class Data(TypedDict, total=False):
+    """What a model is trained on."""
 
     data: Annotated[
         Any,
         Option(
             check=any_value,
             help="what fit is given: a tf.data.Dataset, a keras.utils.PyDataset, or a batch such as (x, y)",
-            more="Specs of a batch will do, too. It tells the batch size and the shapes of inputs and targets. Of a "
+            more="Specs of a batch will do, too. It tells the batch size and the shapes of inputs and targets. Arrays "
+            "of all samples are batched by ``batch_size``, as ``fit`` does it; without that they are one batch. Of a "
             "dataset at most the first element is read. It is remembered for this model.",
             value="MODULE:FUNCTION",
             flag_text="what fit is given: package.module:function, which returns a dataset or a batch",
         ),
     ]
+
+
+class BatchSize(TypedDict, total=False):
+    """What bytes depend on."""
+
     batch_size: Annotated[
         int | None,
         Option(
@@ -66,6 +72,10 @@ class Batches(TypedDict, total=False):
             read=read_int,
         ),
     ]
+
+
+class Batches(Data, BatchSize):
+    """What every verb must be told, in one way or the other."""
 
 
 class Loops(TypedDict, total=False):
@@ -269,7 +279,8 @@ class ApplyOptions(Loops, total=False):
         Any,
         Option(
             check=any_value,
-            help="with ``step``, the data that the step is called with, as in ``optimize``",
+            help="as in ``optimize``: what a ``call`` or a ``train_step`` of the model's own is given, which a plan "
+            "from another process does not say; with ``step`` it is needed",
         ),
     ]
 
@@ -290,7 +301,7 @@ class LargestBatchOptions(OptimizeOptions, total=False):
     ]
 
 
-class FunctionOptions(Limits, Hints, Timing, Running):
+class FunctionOptions(BatchSize, Limits, Hints, Timing, Running):
     """What ``optimize_function`` takes."""
 
 
@@ -396,7 +407,7 @@ def types_of(group: Any) -> dict[str, Any]:
 
 OPTIONS: dict[str, Option] = {
     name: option
-    for group in (MeasureOptions, RunOptions, LargestBatchOptions, PlanOptions, CurveOptions, SavedModelOptions)
+    for group in (MeasureOptions, RunOptions, LargestBatchOptions, CalibratedOptions, CurveOptions, SavedModelOptions)
     for name, option in options_of(group).items()
 }
 """The options of all verbs by name. ``measure`` has a ``mode`` and ``steps`` of its own, which are not here."""

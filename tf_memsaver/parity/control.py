@@ -11,6 +11,7 @@ from tf_memsaver.parity.grappler import (
     BIAS_GRADIENT,
     FILTER_GRADIENTS,
     FUNCTION_SCOPE,
+    FUSED_WITH_PAD,
     HELD_IN_ORDER,
     MERGED_WITH_BIAS_GRADIENT,
     PADS,
@@ -79,4 +80,4 @@ def _before(gradient: Any, place: dict[int, int]) -> Any:
 
 def _reads_a_pad(operation: Any) -> bool:
     """Whether an operation may be made one with a padding, which takes equal control inputs, too."""
-    return bool(operation.type in ("Conv2D", "Conv3D") and operation.inputs[0].op.type in PADS)
+    return bool(operation.type in FUSED_WITH_PAD and operation.inputs[0].op.type in PADS)

@@ -18,7 +18,15 @@ from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradient_reads import read_by_gradients
-from tf_memsaver.parity.grappler import FIRST_RUN_GRADIENTS, FUSED_WITH_PADS_ALONE, PADS, SIZES_READ_BY_GRADIENT
+from tf_memsaver.parity.grappler import (
+    BIAS,
+    FIRST_RUN_GRADIENTS,
+    FUSED_WHATEVER_READS_IT,
+    FUSED_WITH_PADS_ALONE,
+    PADS,
+    SIZES_READ_BY_GRADIENT,
+    SQUARED_BY_GRADIENT,
+)
 from tf_memsaver.parity.readers import (
     EXTRA_READERS,
     is_extra,
@@ -63,8 +71,9 @@ class FirstRunReads:
 
         Graph optimisation takes such a square for the forward pass as well, and folds constants by its name.
         """
+        power, exponent = SQUARED_BY_GRADIENT
         for operation in self._operations:
-            if operation.type == "Pow" and tf.get_static_value(operation.inputs[1]) == 3:
+            if operation.type == power and tf.get_static_value(operation.inputs[1]) == exponent:
                 with tf.name_scope(f"{FIRST_RUN_GRADIENTS[forward_first]}/{operation.name}_grad/"):
                     two = tf.constant(2, operation.inputs[1].dtype)
                     yield tf.raw_ops.Pow(x=operation.inputs[0], y=two, name="Pow")
@@ -81,9 +90,9 @@ class FirstRunReads:
 def read_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
     """Read convolutions once more after a LeakyRelu, where somebody waits for the LeakyRelu in the plain step.
 
-    The remapper (``FindContractionWithActivation``) joins a convolution with a LeakyRelu that nobody waits for,
-    whatever else reads the convolution. It fails then, and nothing is fused in the whole graph. In the plain step the
-    sizes for the gradient of a convolution after the LeakyRelu wait for it, once graph optimisation knows them.
+    They are joined if nobody waits for it, which fails if others read it (``FUSED_WHATEVER_READS_IT``). In the plain
+    step the sizes for the gradient of a convolution after the LeakyRelu wait for it, once graph optimisation knows
+    them.
 
     Args:
       operations: those of a first run, with all that reads its results.
@@ -106,11 +115,11 @@ def read_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: G
 
 def _activated_convolution(operation: Any) -> Any | None:
     """Return what a LeakyRelu of known sizes reads, if that is a convolution, with its bias or without; or None."""
-    if operation.type != "LeakyRelu" or not operation.outputs[0].shape.is_fully_defined():
+    if operation.type not in FUSED_WHATEVER_READS_IT or not operation.outputs[0].shape.is_fully_defined():
         return None
     source = source_of(operation.inputs[0])
-    convolved = source_of(source.op.inputs[0]) if source.op.type == "BiasAdd" else source
-    return source if convolved.op.type == "Conv2D" else None
+    convolved = source_of(source.op.inputs[0]) if source.op.type == BIAS else source
+    return source if convolved.op.type == FUSED_WHATEVER_READS_IT[operation.type] else None
 
 
 def values_that_lose_readers(

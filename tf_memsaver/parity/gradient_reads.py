@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tf_memsaver.parity.grappler import ADDITIONS, READS_INPUT, READS_OTHER_INPUTS, READS_OUTPUT
+from tf_memsaver.parity.grappler import ADDITIONS, BIAS, READS_INPUT, READS_OTHER_INPUTS, READS_OUTPUT, READS_OUTPUT_FOR
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient
 
@@ -23,7 +23,8 @@ def read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results
         for place, tensor in enumerate(operation.inputs):
             if id(tensor) in made and _gradient_reads(operation, place, wanted):
                 yield tensor
-        if operation.type in READS_OUTPUT or (operation.type == "Pow" and wanted[1]):
+        told = READS_OUTPUT_FOR.get(operation.type)
+        if operation.type in READS_OUTPUT or (told is not None and wanted[told]):
             yield from operation.outputs
 
 
@@ -47,7 +48,7 @@ def _gradient_reads(operation: Any, place: int, wanted: Sequence[bool]) -> bool:
         return True
     if operation.type in READS_INPUT and wanted[place]:
         return True
-    biased = operation.type in ADDITIONS and operation.inputs[place].op.type == "BiasAdd"
+    biased = operation.type in ADDITIONS and operation.inputs[place].op.type == BIAS
     return biased and not _are_known_equal(operation)
 
 

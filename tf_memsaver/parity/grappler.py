@@ -41,15 +41,24 @@ ACTIVATION_PARTS = _ACTIVATIONS | {"Erf", "Erfc", "Exp", "Log1p", "Mul", "Neg", 
 
 # Fusion -------------------------------------------------------------------------------------------------------------
 
-_ADDED_OR_ACTIVATED = SUMS | _FUSED_ACTIVATIONS | {"BiasAdd"}
+BIAS = "BiasAdd"
+"""The addition of a bias, which is made one with the product in front of it."""
+
+_ADDED_OR_ACTIVATED = SUMS | _FUSED_ACTIVATIONS | {BIAS}
 
 FUSED_WITH_READER = {
     **dict.fromkeys(ADDITIONS, SUMS),
-    **dict.fromkeys(("BiasAdd", "Conv2D", "DepthwiseConv2dNative", "MatMul"), _ADDED_OR_ACTIVATED),
+    **dict.fromkeys((BIAS, "Conv2D", "DepthwiseConv2dNative", "MatMul"), _ADDED_OR_ACTIVATED),
 }
 """By type, what an operation may be made one with if it is the only one to read it.
 
 ``grappler/optimizers/remapper.cc: FindContractionWithBias…``, and for sums ``AddOpsRewriteStage``.
+"""
+
+FUSED_WHATEVER_READS_IT = {"LeakyRelu": "Conv2D"}
+"""By activation, the contraction that it is made one with though others read that, too, if nobody waits for it.
+
+``remapper.cc: FindContractionWithActivation``; where others read it, it fails, and nothing is fused in the graph.
 """
 
 _KERNELS = frozenset(
@@ -61,6 +70,9 @@ FUSED_WITH_PADS_ALONE = _KERNELS | {"Einsum"}
 """Readers that are fused with nothing in front of them but a padding (``remapper.cc: FindPadWith…``)."""
 
 PADS = frozenset({"Pad", "PadV2"})
+
+FUSED_WITH_PAD = frozenset({"Conv2D", "Conv3D"})
+"""What is made one with a padding in front of it if both have equal control inputs (``remapper.cc: FindPadWith…``)."""
 
 SIZES_READ_BY_GRADIENT = frozenset({"Conv2D", "Conv3D"})
 """Convolutions whose gradient reads the sizes of their input by an operation, ``ShapeN`` (``python/ops/nn_grad.py``).
@@ -125,6 +137,9 @@ READS_OUTPUT = frozenset(
 )
 """Operations whose gradient reads what they return."""
 
+READS_OUTPUT_FOR = {"Pow": 1}
+"""Operations whose gradient for the input at this place reads what they return."""
+
 READS_INPUT = frozenset(
     """Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Cos Cosh Cumprod Digamma Erf Erfc Erfinv L2Loss
     LeakyRelu Lgamma Log Log1p Max Min Ndtri Pow Prod Sin Sinh Softplus Softsign Square Tan""".split()
@@ -138,10 +153,13 @@ READS_OTHER_INPUTS = frozenset(
 )
 """Operations whose gradient for one input reads the others."""
 
+SQUARED_BY_GRADIENT = ("Pow", 3)
+"""The operation, and its exponent, whose gradient makes the square of what it reads: 3·x², by the same ``Pow``."""
+
 KERNEL_GRADIENTS = _KERNELS | _ACTIVATIONS | {"FusedBatchNormV3", "IdentityN"}
 """Operations whose gradient is a kernel, or several side by side: nothing in it is reordered."""
 
-PASSED_STRAIGHT = frozenset({"BiasAdd", "Identity", "Reshape", KEPT_IDENTITY})
+PASSED_STRAIGHT = frozenset({BIAS, "Identity", "Reshape", KEPT_IDENTITY})
 """Operations that hand the gradient of their output to their first input as it is."""
 
 # Control inputs: what may be told to wait -----------------------------------------------------------------------------

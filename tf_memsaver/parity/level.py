@@ -42,6 +42,7 @@ class Rule(enum.Enum):
     TERMS_AFTER = "a result that is needed after a sum that it is a term of is held"
     FREE_CONSTANTS = "constants in a replay do not wait for its gate"
     FREE_PRODUCTS = "a gradient of a weight that is a product leaves before the others are there"
+    EAGER_ORDER = "an eager replay takes gradients in the order in which the plain step's tape adds them"
     WHOLE_GRADIENT_SUMS = "no segment ends between the readers of a tensor that is a term of a sum of many"
     WHOLE_FUSIONS = "no segment ends between operations that graph optimisation makes one"
     WHOLE_SUMS = "no segment ends between a sum of many terms and a term that lends it its buffer"
@@ -70,6 +71,11 @@ class Parity:
     def terms_one_by_one(self) -> bool:
         """Whether a gradient of several terms enters and leaves a segment in terms, to be added where others are."""
         return Rule.TERMS_ONE_BY_ONE in self.rules
+
+    @property
+    def eager_order(self) -> bool:
+        """Whether an eager replay takes gradients in the order of the plain step's tape."""
+        return Rule.EAGER_ORDER in self.rules
 
     # What leaves a first run --------------------------------------------------------------------------------------
 

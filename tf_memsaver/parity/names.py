@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.compat.unique_names import asked, nothing_asked
 from tf_memsaver.parity.grappler import FIRST_RUN_MARK, REPLAY_IN_FUNCTION
 
 _MARKS = re.compile(rf"({FIRST_RUN_MARK}(_\d+)?)+$")
@@ -99,7 +98,7 @@ class Names:
     def entered(self, call: int, home: int | None, name: str) -> Iterator[None]:
         """Open a home: that of a model inside the model, which the call of that number enters, and run in it."""
         if not tf.executing_eagerly():
-            with _nothing_asked(tf.compat.v1.get_default_graph()):
+            with nothing_asked(tf.compat.v1.get_default_graph()):
                 # Keras opens the scope of a layer twice: to build it, and to call it.
                 for _ in range(2):
                     self._homes[call] = self.plain(self._home(home), name)
@@ -119,7 +118,7 @@ class Names:
         def settled(name: str) -> str:
             return self._taken(self.plain(plain, name))
 
-        with tf.name_scope(f"{scope}/" if scope else ""), _asked(tf.compat.v1.get_default_graph(), scope, settled):
+        with tf.name_scope(f"{scope}/" if scope else ""), asked(tf.compat.v1.get_default_graph(), scope, settled):
             yield
 
     def first_run(self) -> Names:
@@ -199,8 +198,8 @@ class ReplayNames(Names):
         super().__init__(first._root, first._kept, dict(first._homes))
         self._scope = scope
         self._settled: dict[tuple[str, str], deque[str]] = {}
-        for asked, name in settled:
-            self._settled.setdefault(asked, deque()).append(name)
+        for question, name in settled:
+            self._settled.setdefault(question, deque()).append(name)
 
     @property
     def scope(self) -> str:
@@ -215,66 +214,3 @@ class ReplayNames(Names):
 
 def _joined(*parts: str) -> str:
     return "/".join(part for part in parts if part)
-
-
-# Asking a graph -----------------------------------------------------------------------------------------------------
-
-
-class _Question(NamedTuple):
-    """Names that are asked for in a scope of a graph are settled by ``answer``."""
-
-    graph: Any
-    scope: str
-    answer: Callable[[str], str]
-
-
-class _Thread(threading.local):
-    """The question that is open: replicas of tf.distribute are traced by threads that take turns."""
-
-    question: _Question | None = None
-
-
-_thread = _Thread()
-_listening: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-@contextlib.contextmanager
-def _asked(graph: Any, scope: str, answer: Callable[[str], str]) -> Iterator[None]:
-    """Answer for a graph: what it is asked for directly in ``scope`` while this is open."""
-    _listen(graph)
-    before = _thread.question
-    _thread.question = _Question(graph, scope, answer)
-    try:
-        yield
-    finally:
-        _thread.question = before
-
-
-@contextlib.contextmanager
-def _nothing_asked(graph: Any) -> Iterator[None]:
-    """Let a graph answer for itself, with names in full."""
-    before = _thread.question
-    _thread.question = None
-    try:
-        with graph.name_scope(None):
-            yield
-    finally:
-        _thread.question = before
-
-
-def _listen(graph: Any) -> None:
-    """Make a graph ask, once for all."""
-    if graph in _listening:
-        return
-    _listening.add(graph)
-    itself = weakref.ref(graph)
-
-    def unique_name(name: str, mark_as_used: bool = True) -> str:
-        graph: Any = itself()
-        question = _thread.question
-        if question and question.graph is graph and question.scope == graph.get_name_scope() and mark_as_used:
-            with _nothing_asked(graph):
-                return question.answer(name)
-        return str(type(graph).unique_name(graph, name, mark_as_used))
-
-    graph.unique_name = unique_name

@@ -27,7 +27,14 @@ _NAMED = 3
 """How many layers are named."""
 
 _BATCH = "a larger batch, of whose activations more can be saved"
-_OPERATIONS = "granularity='op', which cuts inside layers, too, or optimize a model inside this one by itself"
+_BY_ITSELF = "or optimize a model inside this one by itself"
+_SMALLER_UNITS = {
+    "layer": "granularity='auto', which cuts inside layers, too ('op', where a plan by 'auto' says that it may not), "
+    + _BY_ITSELF,
+    "auto": f"granularity='op', which cuts inside all layers, {_BY_ITSELF}",
+    "op": "",
+}
+"""What helps where whole layers are the reason, by the granularity that was asked for."""
 
 
 def advice(simulator: Simulator, plan: Plan) -> str:
@@ -58,7 +65,7 @@ def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estim
     none = (
         f"the backward pass reads {format_bytes(estimate.activation_bytes)} of the forward pass, and no other choice "
         f"of layers to recompute was found to need less in the time allowed",
-        "" if request.granularity == "op" else _OPERATIONS,
+        _SMALLER_UNITS[request.granularity],
     )
     return found or [none]
 
@@ -103,7 +110,7 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
         return
     by_bytes = sorted(estimate.units, key=lambda unit: -unit.kept_bytes)
     reasons = {unit.label: unit.pinned for unit in graph.units}
-    remedy = "" if request.granularity == "op" else _OPERATIONS
+    remedy = _SMALLER_UNITS[request.granularity]
     largest = by_bytes[0]
     if largest.kept_bytes >= _MOST * total and not reasons[largest.label]:
         yield (

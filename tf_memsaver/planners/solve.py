@@ -13,13 +13,13 @@ from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names, register_planner
+from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners import curves
 from tf_memsaver.search.bounds import least_seconds
 from tf_memsaver.search.one_level import Found
 
-__all__ = ["Choice", "Planner", "Plans", "check_strategy", "curve", "planner_names", "register_planner", "solve"]
+__all__ = ["Plans", "Versions", "check_strategy", "curve", "planner_names", "solve"]
 
 Versions = Mapping[str, str] | Sequence[tuple[str, str]]
 """Name and version of what a plan was made with."""

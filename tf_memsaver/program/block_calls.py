@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.cost import rules
+from tf_memsaver.parity.grappler import BIAS
 from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.grouping import assignments_last, grouped
@@ -83,7 +84,7 @@ class BlockCalls(ModelFunction):
         return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
 
 
-_BEHIND = PASSED_ON | {"BiasAdd"}
+_TAKEN_ALONG = PASSED_ON | {BIAS}
 """What stays with the product whose result it is given."""
 
 
@@ -119,10 +120,10 @@ def _together(
     number, has_product = 0, False
     for place, (call, owner) in enumerate(zip(calls, owners, strict=True)):
         is_same = place > 0 and owner is owners[place - 1]
-        belongs = _kind(call) in (_BEHIND if has_product else ()) or leads_to_product[place] == (
+        belongs = _kind(call) in (_TAKEN_ALONG if has_product else ()) or leads_to_product[place] == (
             is_same and leads_to_product[place - 1]
         )
-        if not is_same or not belongs or (has_product and _kind(call) not in _BEHIND):
+        if not is_same or not belongs or (has_product and _kind(call) not in _TAKEN_ALONG):
             number, has_product = number + 1, False
         has_product |= _kind(call) in rules.MATRIX_OPS
         whole = whole_of.get(id(owner))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -14,6 +15,30 @@ from tf_memsaver.program.train_step import TapeNotes
 
 _READ_ANYWHERE = ("Const", "ReadVariableOp")
 """What makes tensors that a layer may read without being given them."""
+
+
+SPLITS_A_SUM = "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
+"""A replay adds up its own terms first."""
+
+
+def reason_against_replay(
+    call: TracedLayer, reads: Iterable[int], read_elsewhere: Iterable[int], key: Callable[[Any], int | None]
+) -> str:
+    """Return why a call cannot be replayed as a whole, as far as its arguments and results tell, or an empty string.
+
+    Args:
+      call: the call.
+      reads: what it is to get as arguments.
+      read_elsewhere: what it is to return.
+      key: returns what stands for a tensor in these two.
+    """
+    if not all(isinstance(tensor, tf.Tensor) for tensor in keras.tree.flatten(call.outputs)):
+        return "returns something that is no tensor"
+    if not {key(tensor) for tensor in call.given}.issuperset(reads):
+        return "reads a tensor that is not among its arguments"
+    if not {key(tensor) for tensor in call.returned}.issuperset(read_elsewhere):
+        return "makes a tensor that is read elsewhere and that it does not return"
+    return ""
 
 
 class Boundaries:
@@ -35,21 +60,18 @@ class Boundaries:
     def reason(self, call: TracedLayer) -> str:
         """Return why a call cannot be replayed as a whole, or an empty string."""
         inside = range(call.start, call.stop)
-        if not all(isinstance(tensor, tf.Tensor) for tensor in keras.tree.flatten(call.outputs)):
-            return "returns something that is no tensor"
         operations = self._operations[call.start : call.stop]
         made = {id(tensor) for operation in operations for tensor in operation.outputs} - self._captured
-        given, returned = {id(tensor) for tensor in call.given}, {id(tensor) for tensor in call.returned}
         read = {id(tensor): tensor for operation in operations for tensor in operation.inputs if id(tensor) not in made}
-        if any(key not in given and not self._is_known(tensor) for key, tensor in read.items()):
-            return "reads a tensor that is not among its arguments"
-        if any(place not in inside for key in made - returned for place in self._readers.get(key, ())):
-            return "makes a tensor that is read elsewhere and that it does not return"
-        # The gradient of a tensor with several readers is one sum, and a replay adds up its own terms first.
+        reads = [key for key, tensor in read.items() if not self._is_known(tensor)]
+        read_elsewhere = [key for key in made if any(place not in inside for place in self._readers.get(key, ()))]
+        reason = reason_against_replay(call, reads, read_elsewhere, id)
+        if reason:
+            return reason
         for key, tensor in read.items():
             where = Counter(place in inside for place in self._readers.get(key, ()))
             if tensor.dtype.is_floating and tensor.op.type != "Placeholder" and where[True] > 1 and where[False]:
-                return "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
+                return SPLITS_A_SUM
         return ""
 
     def _is_known(self, tensor: Any) -> bool:

@@ -77,19 +77,26 @@ class Data:
     def first(self, count: int) -> list[Batch]:
         """Return the first batches as tensors; where there are fewer, they come again."""
         assert self.batches is not None
-        found = list(itertools.islice(self.batches(), count))
+        with random_states_kept():
+            found = list(itertools.islice(self.batches(), count))
         types = [spec.dtype for spec in self.specs.leaves]
         tensors = [batch.filled(map(tf.convert_to_tensor, batch.leaves, types)) for batch in found]
         return [tensors[place % len(tensors)] for place in range(count)]
 
 
-def data_of(given: Any, prepared: Prepare | None = None, unpack: Callable[[Any], Batch] | None = None) -> Data:
+def data_of(
+    given: Any,
+    prepared: Prepare | None = None,
+    unpack: Callable[[Any], Batch] | None = None,
+    batch_size: int | None = None,
+) -> Data:
     """Return what was given as ``data=``; ``prepared`` is what a model makes of each batch before it is trained on it.
 
-    ``unpack`` makes a batch of an element; without, Keras's rule does.
+    ``unpack`` makes a batch of an element; without, Keras's rule does. Arrays that are longer than ``batch_size`` are
+    batched, as ``fit`` does it.
 
     Of a ``tf.data.Dataset`` nothing is read but what its steps say of themselves and, if that leaves shapes open, its
-    first element.
+    first element. Its own elements are read from a copy that does not shuffle, so that their order stays as it was.
 
     Raises:
       InvalidRequestError: it is nothing that ``fit`` takes, has no first batch, or can be read only once.
@@ -107,21 +114,56 @@ def data_of(given: Any, prepared: Prepare | None = None, unpack: Callable[[Any],
         known = said.filled(map(tf.TensorSpec, datasets.flat_shapes(given), (leaf.dtype for leaf in said.leaves)))
         if all(leaf.shape.is_fully_defined() for leaf in known.leaves):
             fixed = all(leaf.shape.is_fully_defined() for leaf in said.leaves)
-            return replace(_of_batch(known), batches=lambda: map(unpack, iter(given)), fixed_batch=fixed)
+            return replace(_of_batch(known), batches=lambda: map(unpack, iter(_to_look_at(given))), fixed_batch=fixed)
     elif _is_batch(given):
         batch = unpack(given)
-        return _of_batch(batch if prepared is None else unpack(prepared(*batch)))
+        count = _of_batch(batch).batch_size or 0
+        is_of_specs = _is_of_specs(batch)
+        if batch_size is None or count <= batch_size or is_of_specs:
+            if batch_size is None and count > _MANY and not is_of_specs:
+                _warn_of_many(count)
+            return _of_batch(batch if prepared is None else unpack(prepared(*batch)))
+        given = _Slices(given, count, batch_size)
 
-    def read(source: Any = given) -> Iterator[Batch]:
-        for element in _batches_of(source)():
+    def read() -> Iterator[Batch]:
+        for element in _batches_of(_to_look_at(given))():
             batch = unpack(element)
             yield batch if prepared is None else unpack(prepared(*batch))
 
     with random_states_kept():
-        first = next(read(_to_look_at(given)), None)
+        first = next(read(), None)
     if first is None:
         raise InvalidRequestError("data has no batch: give data that training can begin with.")
     return replace(_of_batch(first), batches=read)
+
+
+_MANY = 1024
+"""Samples in arrays from which on they are hardly one batch: ``fit`` makes batches of 32 where nobody says."""
+
+
+def _warn_of_many(count: int) -> None:
+    """Warn of arrays that are taken for one batch, and are probably all that there is to train on."""
+    logging.warning(
+        "data is arrays of %d samples, which are taken for one batch. If fit makes batches of them, say of which size: "
+        "batch_size=32 is its own default. batch_size=%d says that it is one batch.",
+        count,
+        count,
+    )
+
+
+class _Slices:
+    """Arrays, read batch by batch; the samples at their end that fill no batch are left out."""
+
+    def __init__(self, given: Any, count: int, batch_size: int) -> None:
+        self._given, self._count, self._size = given, count, batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, self._count - self._size + 1, self._size):
+            yield keras.tree.map_structure(functools.partial(self._cut, start), self._given)
+
+    def _cut(self, start: int, leaf: Any) -> Any:
+        has_batch = leaf is not None and len(leaf.shape) > 0 and leaf.shape[0] == self._count
+        return leaf[start : start + self._size] if has_batch else leaf
 
 
 def _to_look_at(given: Any) -> Any:
@@ -131,9 +173,9 @@ def _to_look_at(given: Any) -> Any:
     copy = datasets.unshuffled(given)
     if copy is None:
         logging.warning(
-            "data leaves shapes open (%s), so its first element is read. Each iterator over a shuffled dataset has an "
-            "order of its own: training will see the order that would have come one epoch later. To keep it, give one "
-            "batch or specs instead: data=(tf.TensorSpec((32, 128)), tf.TensorSpec((32,))).",
+            "an element of data is read (%s), from the dataset itself since it cannot be copied. Each iterator over a "
+            "shuffled dataset has an order of its own: training will see the order that would have come one epoch "
+            "later. To keep it, give one batch or specs: data=(tf.TensorSpec((32, 128)), tf.TensorSpec((32,))).",
             given.element_spec,
         )
     return given if copy is None else copy
@@ -157,7 +199,8 @@ def _batches_of(given: Any) -> Callable[[], Iterator[Any]]:
       InvalidRequestError: it is no dataset.
     """
     if isinstance(given, keras.utils.PyDataset):
-        return lambda: (given[place] for place in range(len(given)))
+        count = given.num_batches
+        return lambda: (given[place] for place in (itertools.count() if count is None else range(count)))
     if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping, tuple, list)):
         return lambda: iter(given)
     raise InvalidRequestError(f"data must be {_ACCEPTED}, got {shown(given)}.")
@@ -167,12 +210,15 @@ def _of_batch(batch: Batch) -> Data:
     specs = batch.mapped(_spec)
     # Not all parts have the batch in front: a batch of graphs has as many nodes and edges as there are.
     size = next((spec.shape[0] for part in (specs.y, specs.x) for spec in _leaves(part) if spec.shape.rank), None)
-    only_specs = any(isinstance(leaf, (tf.TypeSpec, keras.KerasTensor, keras.InputSpec)) for leaf in batch.leaves)
     return Data(
         specs=specs.mapped(functools.partial(_free, size)),
         batch_size=size,
-        batches=None if only_specs else lambda: itertools.repeat(batch),
+        batches=None if _is_of_specs(batch) else lambda: itertools.repeat(batch),
     )
+
+
+def _is_of_specs(batch: Batch) -> bool:
+    return any(isinstance(leaf, (tf.TypeSpec, keras.KerasTensor, keras.InputSpec)) for leaf in batch.leaves)
 
 
 def unpacked(element: Any) -> Batch:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import FuncGraph, call_on_flat_tensors
+from tf_memsaver.compat.graphs import FuncGraph, call_on_flat_tensors, flat_arguments
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.compat.tapes import stop_recording
 from tf_memsaver.errors import InvalidRequestError
@@ -54,7 +54,7 @@ class FunctionCalls(Program):
 
         With ``scope`` they are to run in the graph of their gradients, inside the name scope that was traced as this
         one, and not in a function of their own; ``unscoped`` are the names of those that were recorded without a name
-        scope of their own (``name_scopes``). ``group`` makes calls of operations, by what they make if left out.
+        scope of their own (``parity.scopes``). ``group`` makes calls of operations, by what they make if left out.
         No gradient is taken for the variables in ``frozen``, although they are trainable.
         """
         self.name = str(concrete.name)
@@ -117,7 +117,7 @@ class FunctionCalls(Program):
                     f"Optimize the function for that value too."
                 )
         bound = kind.bind(*bound.args, **bound.kwargs)
-        return list(kind.unpack_inputs(bound))
+        return flat_arguments(kind, bound)
 
     def accepts(self, flat: Sequence[Any]) -> bool:
         """Whether tensors fit the shapes and dtypes that the function was traced with."""

@@ -7,14 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import FuncGraph, gradient_function
+from tf_memsaver.compat.graphs import COMPILED_BY_XLA, CUSTOM_GRADIENT, FuncGraph, gradient_function
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.parity.grappler import ADDITIONS
 from tf_memsaver.program.op_calls import Constant, CustomGradient, Gathering, OpCall, without
 from tf_memsaver.tfgraph.emission import Template
 from tf_memsaver.tfgraph.operations import (
-    CUSTOM_GRADIENT,
     FUNCTION_CALLS,
     called_function,
     has_custom_gradient,
@@ -202,7 +201,7 @@ def _in_order(graph: Any) -> list[Any]:
 def _inlined_body(operation: Any, graph: Any) -> Any | None:
     """Return the graph of the function that an operation calls, if nothing is lost by inlining it."""
     attributes = operation.node_def.attr
-    if operation.type not in FUNCTION_CALLS or CUSTOM_GRADIENT in attributes or "_XlaMustCompile" in attributes:
+    if operation.type not in FUNCTION_CALLS or CUSTOM_GRADIENT in attributes or COMPILED_BY_XLA in attributes:
         return None
     function = called_function(operation) or library_function(graph, operation.get_attr("f").name)
     return None if implements(function) else getattr(function, "graph", None)

@@ -17,6 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_memsaver.compat.keras_training import compiled_parts
+
 _LEFT_ALONE = (
     type,
     types.ModuleType,
@@ -36,6 +38,11 @@ _LEFT_ALONE = (
     np.ndarray,
 )
 """What is left alone."""
+
+
+def trained_with(model: Any) -> list[Any]:
+    """Return what a model is trained with: what it is compiled with, and what hangs on it, alone or in lists."""
+    return [*compiled_parts(model), *vars(model).values()]
 
 
 class KeptObjects:
@@ -67,6 +74,11 @@ class KeptObjects:
 
     def __exit__(self, *_: object) -> None:
         self.restore()
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers among the objects."""
+        return [each for each in self.objects if isinstance(each, keras.optimizers.Optimizer)]
 
     def restore(self) -> None:
         """Put everything back now."""

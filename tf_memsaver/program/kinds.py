@@ -10,8 +10,9 @@ subclass of ``program.ModelProgram``, and an entry here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.program.block_program import BlockProgram
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.loop_program import LoopProgram, is_loop
@@ -22,7 +23,7 @@ from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.sublayer_program import SublayerProgram
 
-ANY = "any"
+ANY: Literal["any"] = "any"
 """A kind that says by itself what the granularity of a request is for."""
 
 
@@ -32,7 +33,7 @@ class Kind(NamedTuple):
     ``program`` is what one becomes. ``check`` refuses a model that no plan can be made for, before it is traced.
     """
 
-    granularity: str
+    granularity: Granularity | Literal["any"]
     holds: Callable[[Any], bool]
     program: type[TrainingProgram]
     check: Callable[[Any], None] = lambda model: None
@@ -49,7 +50,9 @@ KINDS = (
 """A model is of the first kind that holds for it, and its call of the first that runs no step."""
 
 
-def program_of(model: Any, granularity: str, opened: Collection[str] | None = None) -> ModelProgram | StepProgram:
+def program_of(
+    model: Any, granularity: Granularity, opened: Collection[str] | None = None
+) -> ModelProgram | StepProgram:
     """Return ``model``, which is only read, as a program.
 
     With granularity ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays.
@@ -60,7 +63,7 @@ def program_of(model: Any, granularity: str, opened: Collection[str] | None = No
     return _program(model, Wanted(granularity, opened, _program_of_call), KINDS)
 
 
-def _program_of_call(model: Any, granularity: str) -> ModelProgram:
+def _program_of_call(model: Any, granularity: Granularity) -> ModelProgram:
     of_calls = [kind for kind in KINDS if not kind.program.runs_step]
     return _program(model, Wanted(granularity, None, _program_of_call), of_calls)
 

@@ -1,11 +1,14 @@
-"""Names for calls of layers, by the order in which they come."""
+"""Names for calls of layers, by the order in which they come, and what makes calls by their names."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 
 class LayerPaths:
@@ -26,11 +29,23 @@ class LayerPaths:
         finally:
             self._open.pop()
 
-    @contextlib.contextmanager
-    def outermost(self, layer: Any) -> Iterator[str | None]:
-        """Return the name of a call that no other one makes, and None for the others."""
-        if self._open:
-            yield None
-        else:
-            with self.entered(layer) as path:
-                yield path
+
+class NamedCalls(abc.ABC):
+    """Makes the calls of layers in the graph that is current now, by their names (see ``layer_calls_go_to``).
+
+    What is called in another graph, such as the body of a loop, is called as it stands, and not counted.
+    """
+
+    def __init__(self) -> None:
+        self._paths, self._graph = LayerPaths(), tf.compat.v1.get_default_graph()
+
+    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make the call of a layer."""
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return call(*args, **kwargs)
+        with self._paths.entered(layer) as path:
+            return self.named(path, layer, call, args, kwargs)
+
+    @abc.abstractmethod
+    def named(self, path: str, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make the call of a layer that has a name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -98,35 +98,24 @@ class Loop(keras.Model):
         # Networks that the step trains beside those that were given have variables, too.
         keys = set(map(keras_models.identity, networks))
         self.others = [each for each in step.reached.layers if keras_models.identity(each) not in keys and each.built]
-        self.memsaver_step, self.memsaver_memo = step, _Memo()
-
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what was made for a key, which says all that decides what is made."""
-        made = self.memsaver_memo.made
-        if key not in made:
-            made[key] = make()
-        return made[key]
+        self.memsaver_step = step
 
     @property
     def traced_as(self) -> str:
         """What errors call the step."""
         return f"step '{self.memsaver_step.name}'"
 
-    def with_networks(self, networks: Sequence[Any]) -> Loop:
-        """Return the same step for other networks, such as optimized ones."""
-        return Loop(self.memsaver_step, networks)
-
     def packed(self, networks: Sequence[Any]) -> Any:
         """Return networks in the structure in which they were given."""
         return _packed(self.memsaver_step.structure, networks)
 
-    def data_of(self, given: Any) -> Data:
+    def data_of(self, given: Any, batch_size: int | None = None) -> Data:
         """Return what the loop goes over, with each element as a batch: two or three parts as Keras reads them.
 
         Raises:
           InvalidRequestError: the step cannot be called with such elements.
         """
-        data = data_of(given, unpack=_unpacked)
+        data = data_of(given, unpack=_unpacked, batch_size=batch_size)
         self.memsaver_step.is_given_parts(_element_of(data.specs))
         return data
 
@@ -158,15 +147,6 @@ class Loop(keras.Model):
         with keras_calls.layer_calls_go_to(_Routing(self.networks, keras_calls.layer_handler())):
             made = step.run(*element) if step.is_given_parts(element) else step.run(element)
         return {f"out_{place}": each for place, each in enumerate(keras.tree.flatten(made)) if tf.is_tensor(each)}
-
-
-class _Memo:
-    """What was made of a loop. It has slots, so that ``kept_objects`` puts nothing of it back."""
-
-    __slots__ = ("made",)
-
-    def __init__(self) -> None:
-        self.made: dict[Any, Any] = {}
 
 
 class _Routing:
@@ -252,31 +232,35 @@ def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def say_where_networks_are(loop: Loop) -> None:
-    """Say in the log where a step finds its networks, and warn where it would keep the plain ones."""
-    reached = loop.memsaver_step.reached
-    for each in reached.tf_functions:
+def warn_of_plain_networks(loop: Loop) -> None:
+    """Warn where a step would keep the plain networks."""
+    for each in loop.memsaver_step.reached.tf_functions:
         if functions.has_traces(each):
             logging.warning(
                 "tf_memsaver: the tf.function '%s' has been traced already: for equal arguments it runs what was "
                 "traced then, with the model that it saw. Make it anew (tf.function), or optimize before it is called.",
                 _name_of(each),
             )
+    for network, place in _networks_of(loop, fixed=True):
+        logging.warning(
+            "tf_memsaver: %s has model '%s' as %s, which no assignment changes: make it anew with the optimized model.",
+            loop.traced_as,
+            network.name,
+            place,
+        )
+
+
+def places_of_networks(loop: Loop) -> list[str]:
+    """Return in sentences where a step finds its networks, which is where the optimized ones are to be assigned."""
+    found = _networks_of(loop, fixed=False)
+    return [f"{loop.traced_as} finds model '{each.name}' as {place}: assign the result there" for each, place in found]
+
+
+def _networks_of(loop: Loop, *, fixed: bool) -> Iterator[tuple[Any, str]]:
+    """Yield networks, each with the place where the step finds it, which assignments change or, if fixed, do not."""
+    reached = loop.memsaver_step.reached
     keys = {keras_models.identity(network): network for network in loop.networks}
     for layer in reached.layers:
         network = keys.get(keras_models.identity(layer)) if isinstance(layer, keras.Model) else None
-        if network is None or not reached.places[id(layer)]:
-            continue
-        place = reached.places[id(layer)]
-        if id(layer) in reached.fixed:
-            logging.warning(
-                "tf_memsaver: %s has model '%s' as %s, which no assignment changes: make it anew with the optimized "
-                "model.",
-                loop.traced_as,
-                network.name,
-                place,
-            )
-        else:
-            logging.info(
-                "tf_memsaver: %s finds model '%s' as %s: assign the result there", loop.traced_as, network.name, place
-            )
+        if network is not None and reached.places[id(layer)] and (id(layer) in reached.fixed) is fixed:
+            yield network, reached.places[id(layer)]

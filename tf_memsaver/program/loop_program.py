@@ -5,16 +5,14 @@ The step calls the networks by itself, so that no ``train_step`` runs by the pla
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.loop import Loop, say_where_networks_are
-from tf_memsaver.program.model_function import settings_of
+from tf_memsaver.program.loop import Loop, warn_of_plain_networks
 from tf_memsaver.program.networks import HeardCall, heard_calls, whole_networks
-from tf_memsaver.program.program import MadeOptimized, Segmenter, Wanted
+from tf_memsaver.program.program import MadeOptimized, Segmenter
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.traced_layers import TracedLayer
 from tf_memsaver.program.train_step import TapeNotes
@@ -30,11 +28,6 @@ def is_loop(model: Any) -> bool:
 class LoopProgram(StepProgram):
     """What the step of a loop trains."""
 
-    @classmethod
-    def of(cls, model: Loop, wanted: Wanted) -> Any:
-        """Return the program of a loop, which is heard once for all that is done with it."""
-        return model.once((wanted.granularity, *settings_of(model)), functools.partial(super().of, model, wanted))
-
     def _heard(self, model: Loop, specs: Batch) -> Iterable[HeardCall]:
         def chosen(graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterable[HeardCall]:
             model.check_called([call.layer for call in root.children])
@@ -46,5 +39,5 @@ class LoopProgram(StepProgram):
         """Return the networks of a loop, in the structure in which they were given; what stays plain is as it was."""
         by_plan = self.in_segments(plan, segmenter)
         parts = [(network, by_plan.of_network(network)) for network in model.networks]
-        say_where_networks_are(model)
+        warn_of_plain_networks(model)
         return model.packed([network if run is None else made(network, "call", run) for network, run in parts])

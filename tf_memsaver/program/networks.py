@@ -25,6 +25,9 @@ from tf_memsaver.program.single_call import CallProgram
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
 from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step, what_is_traced
 
+NO_GRADIENT = "no gradient is taken through it"
+"""Why a call is not planned for that keeps no activations, either."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeardCall:
@@ -32,7 +35,7 @@ class HeardCall:
 
     ``inputs`` are the specs of the first argument, if it is a network. ``closed`` is the program of a call that is
     replayed as a whole. ``plain`` says why it cannot be planned for, or is empty. ``is_recorded`` tells that a gradient
-    may be taken of it, as far as can be seen while it is made.
+    may be taken of it, as far as can be seen while it is made; ``is_taken_apart`` that what it calls is listed, too.
     """
 
     layer: Any
@@ -41,6 +44,7 @@ class HeardCall:
     closed: CallProgram | None
     plain: str
     is_recorded: bool
+    is_taken_apart: bool = False
 
 
 Chosen = Callable[[Any, TracedLayer, TapeNotes], Iterable[HeardCall]]
@@ -114,19 +118,40 @@ def whole_networks(
 ) -> Iterator[HeardCall]:
     """Yield the calls that a step makes, where no other than those of whole networks can run by a plan.
 
-    ``left_out`` says why a network is not planned for, or returns an empty string.
+    One that is called with several tensors is taken apart: the calls that it makes are yielded after it. ``left_out``
+    says why a network is not planned for, or returns an empty string.
     """
-    for call, reason in zip(root.children, _gradients_through(graph, root.children, notes), strict=True):
-        inputs = _inputs(call) if _is_callable_network(call.layer) else None
-        plain = "" if inputs is not None else "is no network (keras.Model) that is called with one argument"
+    inputs = {id(call): _inputs(call) if _is_callable_network(call.layer) else None for call in root.children}
+    parts = {
+        id(call): sections_of(call)
+        for call in root.children
+        if inputs[id(call)] is None and _is_callable_network(call.layer) and not left_out(call.layer)
+    }
+    inside = [part for found in parts.values() for part in found]
+    whole = [call for call in root.children if id(call) not in parts]
+    reasons = dict(zip(map(id, [*whole, *inside]), _gradients_through(graph, [*whole, *inside], notes), strict=True))
+    boundaries = Boundaries(graph, notes)
+    for call in root.children:
+        plain = "" if _is_callable_network(call.layer) else "is no network (keras.Model)"
         yield HeardCall(
             layer=call.layer,
             path=call.path,
-            inputs=inputs,
+            inputs=inputs[id(call)],
             closed=None,
-            plain=plain or reason or left_out(call.layer),
+            plain=plain or reasons.get(id(call), "") or left_out(call.layer),
             is_recorded=call.may_be_differentiated,
+            is_taken_apart=id(call) in parts,
         )
+        for part in parts.get(id(call), ()):
+            yield _part(part, reasons[id(part)], boundaries)
+
+
+def _part(call: TracedLayer, reason: str, boundaries: Boundaries) -> HeardCall:
+    """Return a call that a network makes: of a network by its layers, or of another layer as a whole."""
+    inputs = _inputs(call) if is_network(call.layer) else None
+    plain = reason or (boundaries.reason(call) if inputs is None else "")
+    closed = CallProgram(call) if inputs is None and not plain else None
+    return HeardCall(layer=call.layer, path=call.path, inputs=inputs, closed=closed, plain=plain, is_recorded=False)
 
 
 def _start(call: TracedLayer) -> int:
@@ -165,7 +190,7 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
             through.add(place)
             if any(start <= each.start < stop for start, stop in nested):
                 twice.add(place)
-    reasons = {False: "no gradient is taken through it", True: ""}
+    reasons = {False: NO_GRADIENT, True: ""}
     return [
         "a gradient is taken of its gradient" if place in twice else reasons[place in through]
         for place in range(len(calls))

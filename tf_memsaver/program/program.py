@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import Unit
 from tf_memsaver.ir.segments import Segment
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.model_call import arguments_of
@@ -74,9 +75,9 @@ class Wanted(NamedTuple):
     by ``kinds``, which lies above.
     """
 
-    granularity: str
+    granularity: Granularity
     opened: Collection[str] | None
-    of_call: Callable[[Any, str], ModelProgram]
+    of_call: Callable[[Any, Granularity], ModelProgram]
 
 
 class MadeOptimized(Protocol):

@@ -16,7 +16,7 @@ from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.model_check import check_model
-from tf_memsaver.program.train_step import has_own_train_step
+from tf_memsaver.program.train_step import has_own_step, has_own_train_step
 from tf_memsaver.units import shown
 
 
@@ -53,8 +53,8 @@ def signature_of(model: Any) -> Signature:
         return Signature(_single(functional.input), outputs, _output_names(outputs, functional.output_names))
     raise UnsupportedModelError(
         f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
-        f"inputs. Give what it is called with, such as inputs=tf.TensorSpec((None, 224, 224, 3)) (or a batch, or "
-        f"a dict of them), to optimize."
+        f"inputs. Give data=, what fit is given (a dataset, a batch or specs), or to optimize what it is called with, "
+        f"such as inputs=tf.TensorSpec((None, 224, 224, 3))."
     )
 
 
@@ -113,8 +113,8 @@ def trained_on(model: Any) -> Batch | None:
 
 
 def is_planned_as_a_step(model: Any) -> bool:
-    """Whether a plan is for the ``train_step`` of a model, not for its call."""
-    return has_own_train_step(model) and trained_on(model) is not None
+    """Whether a plan is for a model's whole step, since that or its ``compute_loss`` is its own, not for its call."""
+    return has_own_step(keras_models.own_class(model)) and trained_on(model) is not None
 
 
 def _taken_by(model: Any, functional: Any, given: Any) -> Any:

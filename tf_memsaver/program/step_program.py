@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
-from absl import logging
 
 from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.errors import UnsupportedModelError
@@ -22,9 +21,11 @@ from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.layer_paths import NamedCalls
+from tf_memsaver.program.memo import once
 from tf_memsaver.program.model_call import plain_call
-from tf_memsaver.program.networks import HeardCall, heard_calls
+from tf_memsaver.program.model_function import settings_of
+from tf_memsaver.program.networks import NO_GRADIENT, HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.program import (
     MadeOptimized,
@@ -39,6 +40,9 @@ from tf_memsaver.program.train_step import what_is_traced
 
 ProgramOf = Callable[[Any], ModelProgram]
 """Makes the program of a network's call."""
+
+_NAMED = 5
+"""How many calls a sentence names."""
 
 
 class StepProgram(TrainingProgram):
@@ -64,7 +68,7 @@ class StepProgram(TrainingProgram):
         for heard in self._heard(model, specs):
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
-            program = self._program(heard, program_of)
+            program = None if heard.is_taken_apart else self._program(heard, program_of)
             if program is None:
                 continue
             if calls:
@@ -79,7 +83,18 @@ class StepProgram(TrainingProgram):
 
     @classmethod
     def of(cls, model: Any, wanted: Wanted) -> Any:
-        """Return the program of a model's step, whose networks are cut by layers where nobody says how."""
+        """Return the program of a model's step, whose networks are cut by layers where nobody says how.
+
+        A step is heard once for all that is done with it until ``memo.forget``.
+        """
+
+        def key() -> Any:
+            return wanted.granularity, repr(trained_on(model)), settings_of(model)
+
+        return once(model, key, lambda: cls._heard_as(model, wanted))
+
+    @classmethod
+    def _heard_as(cls, model: Any, wanted: Wanted) -> Any:
         if wanted.granularity != "auto":
             return cls(model, lambda network: wanted.of_call(network, wanted.granularity))
         # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
@@ -109,7 +124,7 @@ class StepProgram(TrainingProgram):
         return self._programs[id(network)]
 
     def _nothing_to_plan(self) -> UnsupportedModelError:
-        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:5])
+        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:_NAMED])
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
             "Put what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
@@ -117,15 +132,22 @@ class StepProgram(TrainingProgram):
         )
 
     def check_units(self, units: Sequence[Unit]) -> None:
-        """Say in the log which networks stay as they are, and why.
+        """Look at what can be replayed (see ``TrainingProgram``).
 
         Raises:
           UnsupportedModelError: nothing can be replayed.
         """
         if all(unit.pinned for unit in units):
             raise self._nothing_to_plan()
-        for path, reason in self._plain.items():
-            logging.info("%s: '%s' keeps its activations: %s", what_is_traced(self.model), path, reason)
+
+    @property
+    def stays_plain(self) -> str:
+        """The calls that keep their activations, and why, in a sentence; empty if there are none."""
+        found = [f"'{path}' ({reason})" for path, reason in self._plain.items() if reason != NO_GRADIENT]
+        if not found:
+            return ""
+        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return f"{what_is_traced(self.model)} keeps the activations of {', '.join(found[:_NAMED])}{more}"
 
     def optimized(self, model: Any, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
         """Return ``model`` as one whose ``train_step`` trains by a plan."""
@@ -146,9 +168,9 @@ class StepProgram(TrainingProgram):
             if own.recomputed_units:
                 calls[opened.path] = opened.program, opened.program.training_call(own, segmenter)
         in_turn = {
-            key: CallsInTurn([calls[path][1] if path in calls else None for path in paths], plans[key])
+            key: CallsInTurn([_call_of(path, calls) for path in paths], plans.get(key))
             for key, paths in self._recorded.items()
-            if key in plans
+            if key in plans or any(each.path.startswith(f"{path}/") for path in paths for each in self.opened)
         }
         return StepInSegments(calls, in_turn)
 
@@ -176,10 +198,11 @@ class CallsInTurn:
     """What a network runs that a loop of somebody's own calls: in each step its first call, its second, and so on.
 
     The calls that may be differentiated are counted in each graph that is traced, where a step begins with the first,
-    and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for.
+    and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for;
+    None where there is none for the network by itself, since it is taken apart.
     """
 
-    def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan) -> None:
+    def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan | None) -> None:
         """Take a network's calls in their order; None runs plainly."""
         self._calls, self.plan = calls, plan
         self._made = _Counts()
@@ -193,6 +216,26 @@ class CallsInTurn:
         return plain_call(model, args, kwargs) if call is None else call(model, args, kwargs, shared)
 
 
+def _call_of(path: str, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> TrainingCall | None:
+    """Return what makes a network's call, or what it calls where that is taken apart; None if it stays plain."""
+    if path in calls:
+        return calls[path][1]
+    inside = {name.removeprefix(f"{path}/"): call for name, call in calls.items() if name.startswith(f"{path}/")}
+    return _TakenApart(inside) if inside else None
+
+
+class _TakenApart:
+    """A network's own call, in which calls of layers and networks run in segments (see ``program.TrainingCall``)."""
+
+    def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
+        self._calls = calls
+
+    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        del shared
+        with keras_calls.layer_calls_go_to(_Handler(self._calls)):
+            return plain_call(model, args, kwargs)
+
+
 class _Counts(threading.local):
     """Calls that were made in each graph: replicas of tf.distribute are traced into one graph by threads."""
 
@@ -200,20 +243,18 @@ class _Counts(threading.local):
         self.by_graph: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-class _Handler:
-    """Makes the calls of layers in one ``train_step`` (see ``keras_calls.layer_calls_go_to``)."""
+class _Handler(NamedCalls):
+    """Makes the calls of layers in one ``train_step``."""
 
     def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
-        self._calls, self._paths, self._graph = calls, LayerPaths(), tf.compat.v1.get_default_graph()
+        super().__init__()
+        self._calls = calls
 
-    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if tf.compat.v1.get_default_graph() is not self._graph:
+    def named(self, path: str, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if path not in self._calls:
             return call(*args, **kwargs)
-        with self._paths.entered(layer) as path:
-            if path not in self._calls:
-                return call(*args, **kwargs)
-            program, run = self._calls[path]
-            return taken_over(program, layer, call, args, kwargs, run)
+        program, run = self._calls[path]
+        return taken_over(program, layer, call, args, kwargs, run)
 
 
 class _Between:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.parity.names import Names
+from tf_memsaver.program.boundaries import SPLITS_A_SUM, reason_against_replay
 from tf_memsaver.program.calls import Call, Reader
 from tf_memsaver.program.grouping import group_calls
 from tf_memsaver.program.layer_program import is_network
@@ -49,7 +50,7 @@ class Section:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The slots that are read behind it."""
+        """The slots that are read after it."""
         return self.group.outputs
 
     @property
@@ -97,7 +98,7 @@ class SublayerCalls(ModelFunction):
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
     ) -> tuple[Call, ...]:
-        """Return the sections, with one of Python code in front of each layer and behind the last."""
+        """Return the sections, with one of Python code in front of each layer and after the last."""
         (model_call,) = self._root.children
         layers = sections_of(model_call)
         number_of = numbers_in(self._graph, layers, self.scope)
@@ -105,7 +106,7 @@ class SublayerCalls(ModelFunction):
         place = 0
         for call in calls:
             number = number_of(call.label)
-            # Code between two layers lies behind the one that came last.
+            # Code between two layers lies after the one that came last.
             place = 2 * number + 1 if number is not None else place + place % 2
             pieces[place].append(call)
         groups = group_calls(pieces, outputs, resident)
@@ -137,28 +138,20 @@ def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
     """Return why a replay would change the order of a sum, or an empty string.
 
     The gradient of a tensor with several readers is one sum of all their terms. A replay adds up its own first, and the
-    code behind it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.blocks`` does).
+    code after it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.blocks`` does).
     Masks have no gradient.
     """
     made = {slot for each in groups for member in each.members for slot in member.differentiable}
     for slot in made.intersection(group.inputs):
         if len(group.readers(slot)) > 1 and any(slot in each.inputs for each in groups if each is not group):
-            return "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
+            return SPLITS_A_SUM
     return ""
 
 
 def _reason(layer: TracedLayer, group: GroupCall, resident: frozenset[int], slots: Mapping[int, int]) -> str:
     """Return why a layer's call cannot be replayed, or an empty string."""
-    returned = keras.tree.flatten(layer.outputs)
-    if not all(isinstance(tensor, tf.Tensor) for tensor in returned):
-        return "returns something that is no tensor"
     for member in group.members:
         if member.operation.is_stateful and member.operation.type not in {*ASSIGNMENTS, "ReadVariableOp"}:
             return f"runs {member.operation.type}, which must run once"
-    known = {slots.get(id(tensor)) for tensor in layer.given}
-    if not known.issuperset(slot for slot in group.inputs if slot not in resident):
-        return "reads a tensor that is not among its arguments"
-    passed = {slots.get(id(tensor)) for tensor in layer.returned}
-    if not passed.issuperset(group.outputs):
-        return "makes a tensor that is read elsewhere and that it does not return"
-    return ""
+    reads = [slot for slot in group.inputs if slot not in resident]
+    return reason_against_replay(layer, reads, group.outputs, lambda tensor: slots.get(id(tensor)))

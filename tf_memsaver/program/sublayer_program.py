@@ -18,7 +18,7 @@ from tf_memsaver.compat import keras_calls, keras_training
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.graph import Unit
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.program.layer_paths import LayerPaths
+from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.model_function import TracedProgram
 from tf_memsaver.program.opened import taken_over
@@ -132,15 +132,15 @@ class _SublayersInSegments:
             return plain_call(model, args, kwargs)
 
 
-class _Handler:
-    """Makes the calls of layers in one call of the model (see ``keras_calls.layer_calls_go_to``)."""
+class _Handler(NamedCalls):
+    """Makes the calls of layers in one call of the model."""
 
     def __init__(self, runs: Mapping[str, _Run], shared: Any) -> None:
-        self._runs, self._paths, self._shared = runs, LayerPaths(), shared
+        super().__init__()
+        self._runs, self._shared = runs, shared
 
-    def __call__(self, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with self._paths.entered(layer) as path:
-            if path not in self._runs:
-                return call(*args, **kwargs)
-            with keras_calls.layer_calls_go_to(None):
-                return self._runs[path](layer, args, kwargs, self._shared)
+    def named(self, path: str, layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if path not in self._runs:
+            return call(*args, **kwargs)
+        with keras_calls.layer_calls_go_to(None):
+            return self._runs[path](layer, args, kwargs, self._shared)

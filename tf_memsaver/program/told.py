@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from absl import logging
 
 from tf_memsaver.compat import keras_training
 from tf_memsaver.errors import InvalidRequestError
@@ -13,7 +15,11 @@ from tf_memsaver.program.batch import synthetic_batch
 from tf_memsaver.program.data import Batch, Data, data_of
 from tf_memsaver.program.loop import Loop, loop_of
 from tf_memsaver.program.model_check import check_model
-from tf_memsaver.program.signature import note_batch, note_inputs
+from tf_memsaver.program.signature import is_planned_as_a_step, note_batch, note_inputs
+from tf_memsaver.program.train_step import has_own_train_step
+
+_WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose own step was left out, which was said."""
 
 
 class Told(NamedTuple):
@@ -66,12 +72,20 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
             raise InvalidRequestError(
                 "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
             )
+        if has_own_train_step(model) and not is_planned_as_a_step(model) and model not in _WARNED:
+            _WARNED.add(model)
+            logging.warning(
+                "model '%s' has a train_step of its own, which cannot be traced without data: what is planned is its "
+                "call alone, with a step as Keras makes it. Give data=, what fit is given.",
+                model.name,
+            )
         return Told(model, size, None)
     if isinstance(model, Loop):
         # What a loop's step is given is what one of the replicas gets.
-        data, replicas = model.data_of(given), 1
+        data, replicas = model.data_of(given, size), 1
     else:
-        data, replicas = data_of(given, keras_training.preprocessing_of(model)), keras_training.replicas_of(model)
+        data = data_of(given, keras_training.preprocessing_of(model), batch_size=size)
+        replicas = keras_training.replicas_of(model)
     if size is None:
         if data.batch_size is None:
             raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")

@@ -6,7 +6,6 @@ Nothing of the user's is rebuilt: the very optimizers, losses and metrics are us
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,8 @@ from tf_memsaver.compat import keras_calls, keras_models, keras_training
 from tf_memsaver.compat.functions import functions_run_inline
 from tf_memsaver.compat.gradients import Listener, tapes_heard_by
 from tf_memsaver.compat.replicas import in_one_replica
-from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 
 Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 """Makes the placeholders of a step."""
@@ -29,6 +27,11 @@ Placeholders = Callable[[Sequence[tf.TensorSpec]], list[Any]]
 def has_own_train_step(model: Any) -> bool:
     """Whether a model says itself what a training step does."""
     return keras_models.own_class(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
+
+
+def has_own_step(cls: Any) -> bool:
+    """Whether a class of models says what a step does, or its loss: that may call the model again, under tapes."""
+    return cls.train_step is not keras.Model.train_step or cls.compute_loss is not keras.Model.compute_loss
 
 
 def what_is_traced(model: Any) -> str:
@@ -42,22 +45,15 @@ def left_as_it_was(model: Any) -> Iterator[list[Any]]:
 
     Layers that are built only now are built for good.
     """
-    # Optimizers, metrics and losses hang on the model, alone or in lists.
-    parts = KeptObjects(*keras_training.compiled_parts(model), *vars(model).values())
-    optimizers = [each for each in parts.objects if isinstance(each, keras.optimizers.Optimizer)]
-    for optimizer in optimizers:
-        object.__setattr__(optimizer, "build", functools.partial(_built_unallocated, optimizer.build))
+    parts = KeptObjects(*trained_with(model))
+    for optimizer in parts.optimizers:
+        keras_training.build_unallocated(optimizer)
     keras_training.clear_losses(model)
     try:
-        yield optimizers
+        yield parts.optimizers
     finally:
         keras_training.clear_losses(model)
         parts.restore()
-
-
-def _built_unallocated(build: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    with variables_unallocated():
-        build(*args, **kwargs)
 
 
 def run_train_step(

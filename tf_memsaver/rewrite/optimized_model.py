@@ -27,6 +27,7 @@ from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.signature import (
     batch_to_json,
     inputs_to_json,
+    is_planned_as_a_step,
     note_batch_of_json,
     note_inputs_of_json,
     share_signature,
@@ -59,8 +60,8 @@ class OptimizedModel:
         return self._memsaver[0]
 
     @property
-    def _own_plan(self) -> Plan:
-        """The plan for a call of this model alone; that of a loop's step may be for other models, too."""
+    def _own_plan(self) -> Plan | None:
+        """The plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
         plan, run = self._memsaver
         return run.plan if isinstance(run, CallsInTurn) else plan
 
@@ -68,13 +69,14 @@ class OptimizedModel:
         """Return the plain model's serialized form and the plan."""
         logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
         plain = keras.saving.serialize_keras_object(strip(self))
-        plain.pop("compile_config", None)
+        if not is_planned_as_a_step(self):
+            plain.pop("compile_config", None)  # Else it is compiled before its step is traced, to apply the plan.
         batch = trained_on(self)
         # The first entry is for people: Keras puts what it cannot load into its message, from the start.
         return {
             "to_load": _TO_LOAD,
             "model": plain,
-            "plan": self._own_plan.to_json(),
+            "plan": None if self._own_plan is None else self._own_plan.to_json(),
             "inputs": inputs_to_json(self),
             "trained_on": None if batch is None else batch_to_json(batch),
         }
@@ -86,6 +88,9 @@ class OptimizedModel:
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """Return the optimized model that ``get_config`` described.
 
+        One whose ``train_step`` cannot be traced since no file has what it was compiled with (a ``compile`` of its own)
+        comes back plain, and a warning says so.
+
         Raises:
           PlanMismatchError: this version of Keras builds other layers from the same config.
           CertificationError: the plan would change the results: the file was changed by hand, or the code of a layer.
@@ -93,7 +98,26 @@ class OptimizedModel:
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         note_inputs_of_json(plain, config.get("inputs"))
         note_batch_of_json(plain, config.get("trained_on"))
-        return make_optimized(plain, Plan.from_json(config["plan"]))
+        if config["plan"] is None:
+            logging.warning(
+                "model '%s' trained by the plan of a loop that calls it with several tensors, which no file keeps: it "
+                "is loaded as a plain model. Optimize it again, with step=.",
+                plain.name,
+            )
+            return plain
+        plan = Plan.from_json(config["plan"])
+        try:
+            return make_optimized(plain, plan)
+        except UnsupportedModelError:
+            # Keras calls it compiled even so.
+            if getattr(plain, "optimizer", None) is not None or not is_planned_as_a_step(plain):
+                raise
+            logging.warning(
+                "model '%s' was compiled in a way that no file keeps, so its train_step cannot be traced: it is loaded "
+                "as a plain model. Compile it, then give it its plan: tf_memsaver.apply_plan(model, plan, data=...).",
+                plain.name,
+            )
+            return plain
 
 
 def make_optimized(model: Any, plan: Plan) -> Any:

@@ -30,7 +30,7 @@ def gradients_of(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients
       shared: what the segments of the same forward pass share.
     """
     if tf.executing_eagerly():
-        return _once_only(replay_eagerly(first, arrived), first, arrived)
+        return _once_only(replay_eagerly(first, arrived, shared.parity), first, arrived)
     gates, parity = shared.gates, shared.parity
     # What reads the outputs is known by now.
     first.read += parity.read_before_replay(first.operations, first.inputs, first.needed, gates)

@@ -4,7 +4,8 @@ TensorFlow's threads run what is ready. In a backward pass that is much: the gra
 input, the backward passes of two branches, the replays of a network that is called twice. Side by side they take more
 memory than one by one, and another amount in each step. So control edges let kernels that touch large tensors, and
 the gates of replays, wait for what was traced before them. No kernel sees such an edge; that graph optimisation does
-not see them either is up to ``parity.control``.
+not see them either is up to ``parity.control``. The steps of a loop that goes back in time take turns, too: each makes
+a gradient of the weights, and these would wait for their sum side by side.
 
 Only in graphs: eager steps are in order, and XLA orders by itself.
 """
@@ -19,13 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.gradients import backward_passes_go_to
-from tf_memsaver.compat.graphs import is_compiled_by_xla, wait_for
+from tf_memsaver.compat.graphs import is_compiled_by_xla, run_steps_in_turn, traced_graphs_go_to, wait_for
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.control import held_in_order
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
-from tf_memsaver.tfgraph.operations import kernels_here, spec_of
+from tf_memsaver.runtime.updates import hold_updates
+from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
 
 _LEAST_BYTES = 1 << 18
 """What is smaller decides no peak."""
@@ -35,14 +37,15 @@ _LEAST_BYTES = 1 << 18
 class _Ordered:
     """A graph whose backward passes are held in order; operations are known by name, so that they can be forgotten.
 
-    ``gates`` are what replays begin with and ``ends`` the last gradients that they hand on. By device, ``last`` has
-    what comes next is to wait for, and ``over`` the end of the last replay: replicas on other devices go on by
-    themselves.
+    ``gates`` are what replays begin with and ``ends`` the last gradients that they hand on, ``gradients`` the results
+    of the backward passes. By device, ``last`` has what comes next is to wait for, and ``over`` the end of the last
+    replay: replicas on other devices go on by themselves.
     """
 
     batch_size: int
     gates: set[str] = field(default_factory=set)
     ends: set[str] = field(default_factory=set)
+    gradients: set[str] = field(default_factory=set)
     last: dict[str, list[str]] = field(default_factory=dict)
     over: dict[str, str] = field(default_factory=dict)
 
@@ -63,6 +66,7 @@ def hold_in_order(batch_size: int | None) -> None:
     graph = tf.compat.v1.get_default_graph()
     if batch_size is not None and not tf.executing_eagerly() and not is_compiled_by_xla(graph):
         backward_passes_go_to(_put_in_order)
+        traced_graphs_go_to(_hold_updates)
         _ordered.setdefault(graph, _Ordered(batch_size))
 
 
@@ -104,8 +108,11 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     if ordered is None:
         return
     added = graph.get_operations()[start:]
+    ordered.gradients.update(each.op.name for each in gradients if each.graph is graph)
     needed, kernels = needed_for(gradients, added), kernels_here()
     alive = [each for each in added if id(each) in needed]
+    for loop in filter(is_loop, alive):
+        run_steps_in_turn(loop)
     for operation, waits in held_in_order(alive, ordered.gates | ordered.ends):
         name, device = operation.name, operation.device
         if name in ordered.ends:
@@ -118,6 +125,13 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
         elif waits:
             _wait(operation, ordered.last.get(device, ()))
         ordered.last[device] = [name] if waits else [*ordered.last.get(device, ()), name]
+
+
+def _hold_updates(graph: Any) -> None:
+    """Hold back what comes after the backward passes of a graph that was traced to its end."""
+    ordered = _ordered.get(graph)
+    if ordered is not None and ordered.gradients:
+        hold_updates(graph.get_operations(), ordered.gradients, _LEAST_BYTES)
 
 
 def _wait(operation: Any, names: Iterable[str]) -> None:

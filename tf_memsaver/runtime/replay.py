@@ -24,7 +24,7 @@ Arrived = Mapping[int, Sequence[tf.Tensor]]
 """The terms of the gradients that have arrived, by output."""
 
 
-def replay_eagerly(first: FirstRun, arrived: Arrived) -> Gradients:
+def replay_eagerly(first: FirstRun, arrived: Arrived, parity: Parity) -> Gradients:
     """Replay a first run, and return the gradients of its places for those that arrived, by output."""
     function = first.function
     finished: dict[int, Any] = {}
@@ -35,12 +35,14 @@ def replay_eagerly(first: FirstRun, arrived: Arrived) -> Gradients:
         weights = [note_gradient(tensor, place, finished) for place, tensor in enumerate(first.weights)]
         outputs = function.replay(inputs, weights, [tf.identity(tensor) for tensor in first.held])
         losses = [function.is_loss(place) for place in range(len(outputs))]
-        if any(losses):
+        if any(losses) and parity.eager_order:
             outputs = [t if is_loss else with_late_gradient(t) for t, is_loss in zip(outputs, losses, strict=True)]
     targets, upstream = _one_by_one({place: (outputs[place], terms) for place, terms in arrived.items()})
     gradients = _gradients(first, tape, targets, upstream, sources, tf.zeros(()))
     count = sum(first.counts)
-    return [*gradients[:count], *_as_finished(gradients[count:], first.variables, list(finished))]
+    if parity.eager_order:
+        gradients[count:] = _as_finished(gradients[count:], first.variables, list(finished))
+    return gradients
 
 
 def _as_finished(gradients: Gradients, variables: Sequence[int], finished: Sequence[int]) -> Gradients:

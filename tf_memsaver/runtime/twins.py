@@ -16,19 +16,24 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import FuncGraph, has_control_dependencies, is_name_taken, set_attribute
+from tf_memsaver.compat.graphs import (
+    AWAITED,
+    COLOCATED,
+    CUSTOM_GRADIENT,
+    FuncGraph,
+    has_control_dependencies,
+    set_attribute,
+)
+from tf_memsaver.compat.unique_names import is_name_taken
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE, TAPE_SCOPE
 from tf_memsaver.parity.names import Kept
 from tf_memsaver.tfgraph.emission import Template
-from tf_memsaver.tfgraph.operations import CUSTOM_GRADIENT
 
 _SMALL = 64
 """Elements. A value that is known when a graph is traced can decide what is traced: these are compared."""
 
 _GRADIENTS = (TAPE_SCOPE, FUNCTION_SCOPE)
 """Scopes in front of the names of gradient operations."""
-
-_AWAITED = "_has_manual_control_dependencies"
 
 _NUMBER = re.compile(r"_\d+$")
 
@@ -148,7 +153,7 @@ def description(operations: Sequence[Any], given: Sequence[tf.Tensor]) -> tuple[
 
 def _attributes(definition: Any) -> Hashable:
     found = sorted(definition.attr.items(), key=lambda item: item[0])
-    return tuple((name, value.SerializeToString(deterministic=True)) for name, value in found if name != _AWAITED)
+    return tuple((name, value.SerializeToString(deterministic=True)) for name, value in found if name != AWAITED)
 
 
 def _spec(tensor: tf.Tensor) -> Hashable:
@@ -184,7 +189,7 @@ def _noted(traced: _Recorded, graph: Any) -> _Copyable | None:
         if (
             template.is_stateful
             or template.names_functions
-            or "_class" in operation.node_def.attr
+            or COLOCATED in operation.node_def.attr
             or any(id(tensor) not in place_of for tensor in operation.inputs)
             or any(id(each) not in number for each in operation.control_inputs)
         ):
@@ -232,9 +237,9 @@ def _copied(trace: _Copyable, replay: Replay, graph: Any, kept: Kept) -> list[tf
 
 def _share_mark(before: Any, after: Any) -> None:
     """Mark an operation that others wait for by control dependencies, as tracing does."""
-    marked = before.node_def.attr.get(_AWAITED)
-    if marked is not None and _AWAITED not in after.node_def.attr:
-        set_attribute(after, _AWAITED, marked)
+    marked = before.node_def.attr.get(AWAITED)
+    if marked is not None and AWAITED not in after.node_def.attr:
+        set_attribute(after, AWAITED, marked)
 
 
 class _Names:

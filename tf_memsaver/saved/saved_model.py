@@ -6,7 +6,6 @@ rewritten endpoint trains in the smaller memory.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.compat.functions import python_signature
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, UnsupportedModelError
 from tf_memsaver.files.targets import REWRITTEN_PLANS, TargetKind, check_target
 from tf_memsaver.plan.plan import Plan
@@ -154,20 +154,9 @@ def _function(source: Any, endpoints: Sequence[Endpoint], rewritten: dict[str, S
             return rewritten[endpoint.key](flat)
         raise InvalidRequestError("the arguments fit no signature of the function")
 
-    dispatched.__signature__ = _signature(source)  # type: ignore[attr-defined]
+    dispatched.__signature__ = python_signature(source)  # type: ignore[attr-defined]
     function = tf.function(dispatched, autograph=False)
     for endpoint in endpoints:
         args, kwargs = endpoint.concrete.structured_input_signature
         function.get_concrete_function(*args, **kwargs)
     return function
-
-
-def _signature(function: Any) -> inspect.Signature:
-    """Return the Python signature of a loaded function, with its default values (``FunctionSpec``, TensorFlow 2.21)."""
-    defaults = function.function_spec.default_values
-    return inspect.Signature(
-        [
-            inspect.Parameter(p.name, p.kind, default=defaults.get(p.name, inspect.Parameter.empty))
-            for p in function.function_spec.function_type.parameters.values()
-        ]
-    )

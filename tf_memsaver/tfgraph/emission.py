@@ -18,7 +18,6 @@ import tensorflow as tf
 from tf_memsaver.compat import gradients, graphs
 from tf_memsaver.compat.tapes import could_possibly_record, followed, record_operation
 from tf_memsaver.tfgraph.operations import (
-    CUSTOM_GRADIENT,
     FUNCTION_CALLS,
     called_function,
     library_function,
@@ -28,7 +27,7 @@ from tf_memsaver.tfgraph.operations import (
 
 AttrValue, NameAttrList = tf.compat.v1.AttrValue, tf.compat.v1.NameAttrList
 
-_NOT_COPIED = ("_class", "_output_shapes")
+_NOT_COPIED = (graphs.COLOCATED, graphs.KNOWN_SHAPES)
 """Attributes that speak of the graph that the operation comes from."""
 
 
@@ -127,7 +126,7 @@ class Template:
         graph = tf.compat.v1.get_default_graph()
         attributes = self._functions_brought(graph) if self.names_functions else self.attributes
         if gradient is not None:
-            attributes = {**attributes, CUSTOM_GRADIENT: AttrValue(s=registered(gradient).encode())}
+            attributes = {**attributes, graphs.CUSTOM_GRADIENT: AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)
         if self._gradient is not None and gradient is None:
             graphs.set_own_gradient_function(made, self._gradient)
@@ -143,7 +142,7 @@ class Template:
                 # A tape tells gradient functions what nobody wants of them.
                 unwanted = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
                 graphs.set_unwanted_gradients(made, unwanted)
-            own_gradient = CUSTOM_GRADIENT in attributes or self._gradient is not None
+            own_gradient = graphs.CUSTOM_GRADIENT in attributes or self._gradient is not None
             _record(made, list(inputs), outputs, backward_scope(made.name), own_gradient)
         return outputs
 
@@ -169,10 +168,10 @@ class Template:
             for named in _named_in(brought):
                 function = self._functions[named.name]
                 if function is not None:
-                    definition = copy.deepcopy(function.cached_definition)
+                    definition = copy.deepcopy(graphs.definition_of(function))
                     definition.signature.name = named.name = f"{named.name}_{graphs.unique_number()}"
                     _note_shapes(definition, function.graph)
-                    graphs.add_function_definition(graph, definition, function.function_type)
+                    graphs.add_function_definition(graph, definition, function)
             found[key] = brought
         return found
 
@@ -196,7 +195,7 @@ def _note_shapes(definition: Any, graph: Any) -> None:
         shapes = [tensor.shape.as_proto() for tensor in graph.get_operation_by_name(node.name).outputs]
         if shapes:
             noted = AttrValue.ListValue(shape=shapes)
-            node.attr["_output_shapes"].CopyFrom(AttrValue(list=noted))
+            node.attr[graphs.KNOWN_SHAPES].CopyFrom(AttrValue(list=noted))
 
 
 def _named_in(value: Any) -> Sequence[Any]:
@@ -228,7 +227,7 @@ def registered_segment(gradient: Gradient) -> str:
 
 def ends_segment(operation: Any) -> bool:
     """Whether an operation has a gradient function that ``registered_segment`` registered."""
-    attribute = operation.node_def.attr.get(CUSTOM_GRADIENT)
+    attribute = operation.node_def.attr.get(graphs.CUSTOM_GRADIENT)
     return attribute is not None and attribute.s.decode().startswith(SEGMENT)
 
 

@@ -15,9 +15,7 @@ from tf_memsaver.compat import graphs
 from tf_memsaver.compat.onednn import has_onednn_for, takes_onednn
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
-
-CUSTOM_GRADIENT = "_gradient_op_type"
-"""The attribute that names an operation's own gradient function."""
+from tf_memsaver.tfgraph.loops import added_by_step, most_live
 
 FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
@@ -70,15 +68,14 @@ def _loop_list_bytes(tensor: Any) -> int:
     if tensor.op.type not in _LOOPS:
         return 0
     body = function_graph(tensor.op.graph, tensor.op.get_attr("body").name)
-    writer = None if body is None else body.outputs[tensor.value_index].op
-    place = None if writer is None else {"TensorListPushBack": 1, "TensorListSetItem": 2}.get(writer.type)
-    if writer is None or place is None:
+    added = None if body is None else added_by_step(body, tensor.value_index)
+    if added is None:
         return 0
     trips = trip_count(tensor.op)
     if trips is None:
         logging.warning("loop '%s' runs an unknown number of steps: what it keeps is not counted", tensor.op.name)
         return 0
-    return trips * tensor_bytes(writer.inputs[place])
+    return trips * tensor_bytes(added)
 
 
 RANDOM = frozenset(
@@ -177,7 +174,7 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
         flops = rules.flops(spec)
         return flops, flops if spec.type in rules.MATRIX_OPS else 0, workspace_bytes(spec)
     kernels = spec.kernels
-    if "_XlaMustCompile" in operation.node_def.attr:
+    if graphs.COMPILED_BY_XLA in operation.node_def.attr:
         kernels = dataclasses.replace(kernels, compiled=True)
     times = trip_count(operation) or 1
     flops = matrix_flops = workspace = 0
@@ -186,6 +183,8 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
             more, more_matrix, scratch = costs_of(inner, spec_of(inner, kernels), body)
             flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
             workspace = max(workspace, scratch)
+        if is_loop(operation):
+            workspace += most_live(body, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
     return flops, matrix_flops, workspace
 
 
@@ -229,7 +228,7 @@ def called_function(operation: Any) -> Any | None:
 def own_outputs(operation: Any) -> list[Any]:
     """Return an operation's outputs but for those that taking a call's gradient has added (``called_function``)."""
     called, outputs = called_function(operation), list(operation.outputs)
-    return outputs if called is None else outputs[: len(called.cached_definition.signature.output_arg)]
+    return outputs if called is None else outputs[: len(graphs.definition_of(called).signature.output_arg)]
 
 
 def implements(function: Any) -> bytes:
@@ -238,7 +237,7 @@ def implements(function: Any) -> bytes:
     Graph optimisation chooses one of them for the device at hand; until then it does not inline calls of them. The LSTM
     and GRU layers of Keras 2 are made so.
     """
-    attributes = {} if function is None else function.cached_definition.attr
+    attributes = {} if function is None else graphs.definition_of(function).attr
     # Asking a map of messages for what it lacks would put it there.
     return bytes(attributes["api_implements"].s) if "api_implements" in attributes else b""
 
@@ -266,7 +265,7 @@ def hidden_state(operation: Any, graph: Any) -> str:
 
 def has_custom_gradient(operation: Any) -> bool:
     """Whether an operation ends a function that has a gradient of its own."""
-    return operation.type == "IdentityN" and CUSTOM_GRADIENT in operation.node_def.attr
+    return operation.type == "IdentityN" and graphs.CUSTOM_GRADIENT in operation.node_def.attr
 
 
 def custom_gradient_bodies(

@@ -51,7 +51,7 @@ def make() -> Made:
         x = layers.ReLU()(layers.BatchNormalization()(x))
     x = layers.Reshape((-1, x.shape[-2] * x.shape[-1]))(x)
     for number in range(2):
-        x = layers.Bidirectional(layers.GRU(96, return_sequences=True), name=f"bidirectional_{number}")(x)
+        x = layers.Bidirectional(layers.LSTM(96, return_sequences=True), name=f"bidirectional_{number}")(x)
         x = layers.Dropout(0.5)(x)
     x = layers.Dropout(0.5)(layers.Dense(192, activation="relu")(x))
     model = keras.Model(inputs, layers.Dense(CHARACTERS)(x), name="speech")

@@ -1,4 +1,7 @@
-"""The names that Keras exports, read from its files: importing Keras takes seconds, a wrong name should not."""
+"""The names that Keras exports, read from its files: importing Keras takes seconds, a wrong name should not.
+
+Read from Keras 3.12 to 3.15: the files of ``keras/applications``, ``losses`` and ``optimizers`` that export.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import importlib.util
 from pathlib import Path
 
 _SHORT_LOSSES = frozenset("bce kld mae mse mape msle BCE KLD MAE MSE MAPE MSLE".split())
-"""``keras.losses.get`` knows these, too (Keras 3.15); they are exported elsewhere."""
+"""``keras.losses.get`` knows these, too; they are exported elsewhere."""
 
 
 def applications() -> frozenset[str]:

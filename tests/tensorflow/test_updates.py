@@ -1,0 +1,70 @@
+"""What an optimizer works out without a gradient waits for that gradient, and no bit changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tf_memsaver
+from tf_memsaver.check.watch import StepWatch
+from tf_memsaver.runtime import order
+from tools.shared import memory as memory  # It has memory counted.
+
+UNITS = 512
+WEIGHT = 4 * UNITS * UNITS
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    "lion": lambda: keras.optimizers.Lion(1e-3),
+    "adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.1),
+    "ema": lambda: keras.optimizers.Adam(use_ema=True),
+    "clipped": lambda: keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=1.0),
+    "rmsprop": lambda: keras.optimizers.RMSprop(momentum=0.9, centered=True),
+}
+
+
+def dense(optimizer: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((UNITS,))
+    for _ in range(6):
+        x = layers.Dense(UNITS, "tanh")(x)
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
+def trained(make: Any, *, plan: Any = None) -> tuple[list[bytes], list[int]]:
+    """Return what five steps of ``fit`` leave, and what each takes beyond what was there."""
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal((5 * 1024, size)).astype("float32") for size in (UNITS, 1))
+    model, watch = dense(make()), StepWatch()
+    if plan is not None:
+        model = tf_memsaver.apply_plan(model, plan)
+    model.fit(x, y, batch_size=1024, shuffle=False, verbose=0, callbacks=[watch])
+    found = [np.asarray(each).tobytes() for each in (*model.variables, *model.optimizer.variables)]
+    pairs = list(zip(watch.steps.peaks, watch.steps.lives, strict=True))[1:]
+    return found, [peak - live for peak, live in pairs]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_results_are_those_of_the_plain_model(name: str) -> None:
+    make = OPTIMIZERS[name]
+    plan = tf_memsaver.search_plan(dense(make()), batch_size=1024, strategy="min_peak")
+    assert any(segment.mode.value == "recompute" for segment in plan.segments)
+    assert trained(make)[0] == trained(make, plan=plan)[0]
+
+
+def test_products_of_momentum_do_not_wait_all_through_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = OPTIMIZERS["momentum"]
+    plan = tf_memsaver.search_plan(dense(make()), batch_size=1024, strategy="min_peak")
+    held = trained(make, plan=plan)[1]
+    monkeypatch.setattr(order, "hold_updates", lambda *_: None)
+    free = trained(make, plan=plan)[1]
+    # Six weights, some of whose gradients are there already when most is live.
+    assert max(held) + 3 * WEIGHT < max(free)
+    assert max(held) <= plan.peak_bytes

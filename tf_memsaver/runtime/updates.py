@@ -1,0 +1,57 @@
+"""What an optimizer works out without a gradient waits for that gradient.
+
+``momentum * m``, a weight's decay, a running mean of the weights: TensorFlow's threads compute them as soon as a step
+begins, since nothing keeps them, and their results wait for the gradients all through the step, a buffer for each
+weight. So where backward passes are held in order, the read of the variable that they begin with waits for the gradient
+that its update is for. A read is fused with nothing, so no bit changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from tf_memsaver.compat.graphs import wait_for
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, tensor_bytes
+
+
+def hold_updates(operations: Sequence[Any], gradients: Collection[str], least_bytes: int) -> None:
+    """Let reads of large variables after a backward pass wait for the gradients that meet what comes of them.
+
+    Args:
+      operations: all of a graph, in the order in which they were traced.
+      gradients: the names of those that make the results of backward passes.
+      least_bytes: smaller variables are left alone.
+    """
+    place = {id(each): number for number, each in enumerate(operations)}
+    needs: dict[int, int] = {}
+    assigned: dict[int, list[int]] = {}
+    for number, operation in enumerate(operations):
+        before = [needs[id(tensor.op)] for tensor in operation.inputs if id(tensor.op) in needs]
+        if operation.name in gradients:
+            needs[id(operation)] = number
+        elif before:
+            needs[id(operation)] = max(before)
+            if operation.type in ASSIGNMENTS:
+                assigned.setdefault(id(operation.inputs[0]), []).append(needs[id(operation)])
+    first = min(needs.values(), default=len(operations))
+    for operation in operations[first + 1 :]:
+        if operation.type == "ReadVariableOp" and tensor_bytes(operation.outputs[0]) >= least_bytes:
+            met = _met(operation, needs) or assigned.get(id(operation.inputs[0]), [])
+            earlier = [each for each in met if each < place[id(operation)]]
+            if earlier:
+                wait_for(operation, operations[min(earlier)])
+
+
+def _met(read: Any, needs: dict[int, int]) -> list[int]:
+    """Return the gradients that meet what comes of a read, each where they first do."""
+    found, seen, pending = [], {id(read)}, [read]
+    while pending:
+        for tensor in pending.pop().outputs:
+            for consumer in tensor.consumers():
+                if id(consumer) in needs:
+                    found.append(needs[id(consumer)])
+                elif id(consumer) not in seen:
+                    seen.add(id(consumer))
+                    pending.append(consumer)
+    return found

@@ -1,0 +1,106 @@
+"""What a step of a while loop keeps and takes: elements of lists, and what it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tf_memsaver.cost import rules
+
+_WRITERS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+"""The operations that put an element into a list, and which of their inputs it is."""
+
+_SHARING = rules.VIEWS | {"ReadVariableOp"}
+"""Operations whose result is the buffer that they are given, or the variable's."""
+
+_ELEMENTS = frozenset({"TensorListGetItem", "TensorListPopBack"})
+"""Operations that hand out an element of a list, which stays where it is."""
+
+_ELSEWHERE = _SHARING | _ELEMENTS | {"Const", "Placeholder"}
+"""Operations whose results take no memory of a step's own."""
+
+
+def added_by_step(body: Any, index: int) -> Any | None:
+    """Return the tensor that each step of a loop adds to the list that is the loop's output ``index``.
+
+    None where the output is no such list, and where the list takes no memory of its own: a list shares the buffers of
+    its elements, and a loop keeps for its gradient also what all of its steps read (a layer's weights), and under
+    several names what one step makes and the next one begins with.
+    """
+    added = _added(body, index)
+    if added is None:
+        return None
+    root = _root(body, added)
+    if root is None or any(_root(body, other) is root for other in _added_before(body, index)):
+        return None
+    return added
+
+
+def _added(body: Any, index: int) -> Any | None:
+    writer = body.outputs[index].op
+    place = _WRITERS.get(writer.type)
+    return None if place is None else writer.inputs[place]
+
+
+def _added_before(body: Any, index: int) -> Iterator[Any]:
+    for other in range(index):
+        added = _added(body, other)
+        if added is not None:
+            yield added
+
+
+def _root(body: Any, tensor: Any) -> Any | None:
+    """Return the tensor of the body, in this step or one before, whose buffer another one is; None for one outside."""
+    places = {id(each): place for place, each in enumerate(body.inputs)}
+    seen: set[int] = set()
+    while id(tensor) not in seen:
+        seen.add(id(tensor))
+        tensor = _shared(tensor)
+        if id(tensor) in places and places[id(tensor)] < len(body.outputs):
+            tensor = body.outputs[places[id(tensor)]]
+        else:
+            return tensor
+    # What comes back to itself is handed from step to step.
+    return None
+
+
+def most_live(body: Any, bytes_of: Callable[[Any], int], takes_over: Callable[[Any], Sequence[int]]) -> int:
+    """Return the most bytes that are live while one step of a loop runs, beside what the loop is given and returns.
+
+    Args:
+      body: the graph of a step, whose operations run in the order in which they were traced.
+      bytes_of: the bytes of a tensor.
+      takes_over: the places of the inputs whose buffer an operation's result may take over.
+    """
+    operations = body.get_operations()
+    last: dict[int, int] = {}
+    for place, operation in enumerate(operations):
+        for tensor in (*operation.inputs, *operation.outputs):
+            last[id(_shared(tensor))] = place
+    for tensor in body.outputs:
+        last[id(_shared(tensor))] = len(operations)
+    live: dict[int, int] = {}
+    now = most = 0
+    for place, operation in enumerate(operations):
+        if operation.type in _ELSEWHERE:
+            continue
+        ending = [id(_shared(operation.inputs[each])) for each in takes_over(operation)]
+        for tensor in operation.outputs:
+            live[id(tensor)] = bytes_of(tensor)
+            now += live[id(tensor)]
+            over = next((each for each in ending if last[each] == place and live.get(each) == live[id(tensor)]), None)
+            if over is not None:
+                now -= live.pop(over)
+        most = max(most, now)
+        for tensor in (*operation.inputs, *operation.outputs):
+            root = id(_shared(tensor))
+            if root in live and last[root] == place:
+                now -= live.pop(root)
+    return most
+
+
+def _shared(tensor: Any) -> Any:
+    """Return the tensor of a step whose buffer another one is."""
+    while tensor.op.type in _SHARING:
+        tensor = tensor.op.inputs[0]
+    return tensor
