@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 TOOLS = TESTS.parent / "tools"
 PACKAGE = "tf_memsaver"
 
-LOOSE = ("errors", "units", "options", "api", "callbacks", "cli", "__init__", "__main__")
+LOOSE = ("errors", "units", "options", "callbacks", "cli", "__init__", "__main__")
 """The only modules that are in no room."""
 
 PLANNING = ("ir", "cost", "judge", "plan", "search", "planners", "oracle")

@@ -128,7 +128,7 @@ def _call(invocation: Invocation) -> Result:
     check_arguments(invocation.command, invocation.model, invocation.flags)
     with _quiet_start():
         from tf_memsaver.command.verbs import VERBS
-        from tf_memsaver.compat.allocator import count_memory
+        from tf_memsaver.compat.counting import count_memory
     count_memory()
     return VERBS[invocation.command](invocation.model, invocation.flags, Progress(Console(stderr=True)))
 

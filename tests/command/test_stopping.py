@@ -21,7 +21,7 @@ import ctypes, hashlib, os, signal, subprocess, sys, time
 from pathlib import Path
 from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.files.writing import scratch_folder, written
-from tf_memsaver.files.targets import Kind, check_target
+from tf_memsaver.files.targets import TargetKind, check_target
 
 def ready():
     print("ready", flush=True)
@@ -108,7 +108,7 @@ def test_what_is_being_replaced_is_put_back(tmp_path: Path) -> None:
         "        time.sleep(60)\n"
         "    return rename(self, place)\n"
         "Path.rename = slow\n"
-        "with written(check_target(here / 'out', Kind.FOLDER, overwrite=True)) as fresh:\n"
+        "with written(check_target(here / 'out', TargetKind.FOLDER, overwrite=True)) as fresh:\n"
         "    (fresh / 'plan.json').write_text('new')",
     )
     assert not (tmp_path / "out").exists()

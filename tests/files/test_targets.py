@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tf_memsaver.errors import InvalidRequestError, OutputError, OutputExistsError
-from tf_memsaver.files.targets import Kind, check_target
+from tf_memsaver.files.targets import TargetKind, check_target
 
 PLAN = '{\n "schema_version": 1}'
-FILE, FOLDER = Kind.FILE, Kind.FOLDER
+FILE, FOLDER = TargetKind.FILE, TargetKind.FOLDER
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def optimized(folder: Path, config: str = "tf_memsaver>OptimizedModel") -> None:
 # Places that are never a target -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", TargetKind)
 @pytest.mark.parametrize(
     ("path", "says"),
     [
@@ -82,7 +82,7 @@ def optimized(folder: Path, config: str = "tf_memsaver>OptimizedModel") -> None:
         ("x" * 300, "too long"),
     ],
 )
-def test_never_a_target(here: Path, path: str, says: str, kind: Kind) -> None:
+def test_never_a_target(here: Path, path: str, says: str, kind: TargetKind) -> None:
     if kind is FILE and str(path).endswith("/") and says != "empty":
         says = "like that of a folder"
     for overwrite in (False, True):
@@ -119,7 +119,7 @@ def test_a_user_without_a_home_and_a_folder_that_is_gone(
 
 def test_a_folder_that_is_read_only(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != here)
-    for kind in Kind:
+    for kind in TargetKind:
         with pytest.raises(OutputError, match="not writable"):
             check_target("new", kind, overwrite=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.conformance.cell import MODES, Cell, train
+from tools.conformance.cell import TRAINING_MODES, Cell, train
 from tools.shared.records import differing
 
 _CELLS = [
@@ -34,4 +34,4 @@ def test_the_optimized_model_trains_as_the_plain_one(cell: Cell) -> None:
 
 
 def test_modes_without_xla_are_modes() -> None:
-    assert all(Cell("perceptron", mode).uncompiled in MODES for mode in MODES)
+    assert all(Cell("perceptron", mode).uncompiled in TRAINING_MODES for mode in TRAINING_MODES)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_memsaver
-from tf_memsaver import api
+from tf_memsaver.api import asked
 from tf_memsaver.compat import devices
 from tf_memsaver.errors import InvalidRequestError
 from tools.shared.models import small as models
@@ -51,9 +51,9 @@ def test_a_budget_of_what_is_left_counts_what_the_model_takes_already(monkeypatc
     model.compile(optimizer, "mse")
     optimizer.build(model.trainable_variables)
     held = sum(v.value.shape.num_elements() * 4 for v in (*model.variables, *optimizer.variables[1:])) + 8
-    monkeypatch.setattr(api, "bytes_left", lambda: 10**9)
+    monkeypatch.setattr(asked, "bytes_left", lambda: 10**9)
     plan = tf_memsaver.search_plan(model, batch_size=8, budget="auto")
     assert plan.request.budget_bytes == 9 * 10**8 + held
-    monkeypatch.setattr(api, "bytes_left", lambda: None)
+    monkeypatch.setattr(asked, "bytes_left", lambda: None)
     with pytest.raises(InvalidRequestError, match="Give bytes"):
         tf_memsaver.search_plan(model, batch_size=8, budget="auto")

@@ -16,6 +16,7 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver import api
+from tf_memsaver.api import asked
 from tf_memsaver.compat import keras_training
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tools.shared import memory
@@ -510,7 +511,8 @@ def test_what_does_not_fit_is_told_at_once() -> None:
 
 def test_a_person_is_told_where_to_assign_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(api, "tell", said.append)
+    for module in (api, asked):
+        monkeypatch.setattr(module, "tell", said.append)
     trainer = Trainer(network())
     plan = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step).memsaver_plan
     assert "step 'step': predicted peak" in said[1] and "finds model 'net' as " in said[0]

@@ -13,7 +13,8 @@ from absl import logging
 from keras import layers
 
 import tf_memsaver
-from tf_memsaver.check.measure import Measurement, measure
+from tf_memsaver.check.measure import measure
+from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.errors import InvalidRequestError
 from tools.shared.models.small import register
 

@@ -12,7 +12,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import optimized_by_hand
-from tf_memsaver.check.measure import Measurement
+from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.command.model_source import load_model
 from tf_memsaver.errors import InvalidRequestError, MeasurementError, UnsupportedModelError
 from tools.shared.models import small as models

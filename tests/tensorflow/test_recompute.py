@@ -84,7 +84,7 @@ def two_paths(inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tenso
 X = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
 W = np.linspace(-0.5, 0.7, 16, dtype=np.float32).reshape(4, 4)
 
-MODES = pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+EAGER_AND_GRAPH = pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
 
 
 def evaluated(step: Callable[[], Any], eager: bool) -> Any:
@@ -121,7 +121,7 @@ def behind(operation: Any) -> set[Any]:
 # What is run, and when ------------------------------------------------------------------------------------------------
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_a_function_runs_once_and_once_more_for_its_gradient(eager: bool) -> None:
     function = Function(dense)
 
@@ -146,20 +146,20 @@ def test_every_gradient_of_a_persistent_tape_is_a_replay() -> None:
         assert np.all(tape.gradient(y, x) != 0.0) and len(function.replays) == count
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_nothing_is_replayed_where_no_gradient_is_taken(eager: bool) -> None:
     function = Function(dense)
     evaluated(lambda: recompute(function, [tf.constant(X)], [tf.constant(W)]), eager)
     assert (len(function.first_runs), len(function.replays)) == (1, 0)
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_no_differentiable_output_no_gradient(eager: bool) -> None:
     function = Function(lambda inputs, weights, held: [])
     assert evaluated(lambda: recompute(function, [tf.constant(X)], []), eager) == []
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_values_and_gradients_are_those_of_the_function(eager: bool) -> None:
     def step() -> Any:
         x, w = tf.constant(X), tf.constant(W)
@@ -213,7 +213,7 @@ def _terms_told(x: tf.Tensor) -> list[int]:
     return told
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_tapes_note_terms_only_where_a_segment_is_recorded(eager: bool) -> None:
     function = Function(dense)
     counts: list[list[int]] = []
@@ -240,7 +240,7 @@ def test_tapes_note_terms_only_where_a_segment_is_recorded(eager: bool) -> None:
 # What a replay is given -----------------------------------------------------------------------------------------------
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_held_tensors_of_any_kind_are_given_again(eager: bool) -> None:
     def step() -> Any:
         keeps = [tf.constant([2, 3]), tf.constant([True, False]), tf.constant(["a"]), tf.constant([-0.0, 0.5])]
@@ -287,7 +287,7 @@ def test_minus_zero_and_what_is_no_number_go_through_a_replay() -> None:
     assert step(tf.constant(odd)).numpy().tobytes() == odd.tobytes()
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_a_variable_that_is_read_twice_gets_a_gradient_from_each_read(eager: bool) -> None:
     seen = []
 
@@ -311,7 +311,7 @@ def test_a_variable_that_is_read_twice_gets_a_gradient_from_each_read(eager: boo
 # What comes back ------------------------------------------------------------------------------------------------------
 
 
-@MODES
+@EAGER_AND_GRAPH
 @pytest.mark.parametrize("reached", [[0], [1], [0, 1]])
 def test_what_the_loss_does_not_depend_on_has_no_gradient(eager: bool, reached: list[int]) -> None:
     found = []
@@ -342,7 +342,7 @@ def test_nothing_is_computed_for_what_nobody_follows() -> None:
     assert kinds.count("MatMul") == 3
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_a_second_derivative_is_an_error(eager: bool) -> None:
     def step() -> Any:
         x = tf.constant(X)
@@ -361,7 +361,7 @@ def test_a_derivative_in_forward_direction_is_an_error() -> None:
         recompute(Function(dense), [x], [tf.constant(W)])
 
 
-@MODES
+@EAGER_AND_GRAPH
 def test_a_trained_variable_inside_is_named(eager: bool) -> None:
     hidden, fixed = tf.Variable(W, name="hidden"), tf.Variable(W, trainable=False)
 

@@ -18,6 +18,7 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver import api
+from tf_memsaver.api import asked
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.program.data import Batch
@@ -319,6 +320,28 @@ def test_steps_train_alike(build: Any) -> None:
     assert kinds["weight after fit"] and kinds["slot after fit"] and kinds["log of fit"]
 
 
+class Uncompiled(Trained):
+    """A step with an optimizer that nobody was told of: ``fit`` cannot run it."""
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.network(x, training=True) - x) ** 2)
+        self.second.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_step_of_a_model_that_is_not_compiled_is_verified_step_by_step() -> None:
+    keras.utils.set_random_seed(0)
+    model = Uncompiled(network=network("network"))
+    model.second = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    found = tf_memsaver.verify(model, optimized, data=data(), steps=3)
+    assert found.identical, str(found)
+    kinds = found.to_json()["compared"]
+    assert kinds["result of the step"] == 3 and kinds["weight after step"] and kinds["slot after step"]
+    assert "log of fit" not in kinds
+
+
 def heard(model: Any) -> dict[str, str]:
     note_batch(model, Batch(tf.TensorSpec((None, WIDTH), tf.float32)))
     specs = trained_on(model)
@@ -335,7 +358,8 @@ def test_what_stays_plain_and_why() -> None:
 
 def test_a_person_is_told_what_keeps_its_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(api, "tell", said.append)
+    for module in (api, asked):
+        monkeypatch.setattr(module, "tell", said.append)
     tf_memsaver.optimize(penalized(), data=data(), strategy="recompute_all")
     kept = "keeps the activations of 'critic' (a gradient is taken of its gradient)"
     assert said[-1] == f"tf_memsaver: the train_step of model 'penalized' {kept}"

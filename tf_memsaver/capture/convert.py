@@ -228,7 +228,7 @@ class _Builder:
 
 
 def _updates_early(ops: list[Op], value_count: int) -> tuple[Op, ...]:
-    """Move every update op to just behind the last op that it reads from: the executor runs it when it is ready."""
+    """Move every update op to just after the last op that it reads from: the executor runs it when it is ready."""
     ready = [-1] * value_count
     keys: list[tuple[int, int]] = []
     for place, op in enumerate(ops):

@@ -51,8 +51,8 @@ def _parting_positions(step: TracedStep) -> set[int]:
     """Return the positions between the readers of a tensor whose gradient is a sum of three and more terms.
 
     No tape runs in the backward pass of a function, so that nothing tells in which terms a gradient arrives: a segment
-    that makes a tensor and reads it would add its own to the sum of the others. A single one from behind is a sum of
-    one, if it is that of an addition. (Behind a Concat last bits differed: DenseNet121.)
+    that makes a tensor and reads it would add its own to the sum of the others. A single term of later calls is a
+    sum of one, if it is that of an addition. (After a Concat last bits differed: DenseNet121.)
     """
     readers, past_the_end = _reads_by_unit(step), len(step.boundary)
     parting: set[int] = set()
@@ -72,7 +72,7 @@ def _parting_positions(step: TracedStep) -> set[int]:
 def _fusing_positions(step: TracedStep) -> set[int]:
     """Return the positions between two ops that graph optimisation makes one, with other roundings.
 
-    It reorders chains of additions (a residual sum behind a BatchNorm), and fuses a convolution or product with
+    It reorders chains of additions (a residual sum after a BatchNorm), and fuses a convolution or product with
     what is added to it and the activation after it, wherever nothing else reads what lies between.
     """
     unit_of, readers = _readers(step, (Phase.FORWARD,))
@@ -158,7 +158,7 @@ _RULES = {
 def _between(step: TracedStep, units: Sequence[int]) -> set[int]:
     """Return the positions at which a segment that ends parts some of these units from others.
 
-    A network that has none of them can be cut anywhere: code in front of it and behind it parts them as it is.
+    A network that has none of them can be cut anywhere: code before it and after it parts them as it is.
     """
     first, last = min(units), max(units)
     others = [part for part in step.networks if part[0] > first and part[1] <= last]

@@ -12,8 +12,8 @@ from tf_memsaver.capture.step import Resident, TracedStep, Weight, trace_step
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
-from tf_memsaver.program.batch import mean_squares
 from tf_memsaver.program.function_calls import FunctionCalls
+from tf_memsaver.program.losses import mean_squares
 from tf_memsaver.program.train_step import Placeholders
 
 
@@ -32,7 +32,7 @@ def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     if not specs and getattr(traceable, "input_signature", None) is None:
         raise InvalidRequestError(
-            "give the specs to trace the function with, such as tf.TensorSpec((None, 224, 224, 3)), behind it"
+            "give the specs to trace the function with, such as tf.TensorSpec((None, 224, 224, 3)), after it"
         )
     try:
         return traceable.get_concrete_function(*specs)

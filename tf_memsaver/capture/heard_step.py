@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -152,12 +152,12 @@ class _Assignment:
         for taken in self._notes.taken:
             if not taken.nested:
                 phases[taken.start : taken.stop] = [Phase.BACKWARD] * (taken.stop - taken.start)
-        behind: set[int] = set()
+        after_tapes: set[int] = set()
         for place, operation in enumerate(self._operations):
             if phases[place] is Phase.BACKWARD:
-                behind.add(id(operation))
-            elif any(id(tensor.op) in behind for tensor in operation.inputs):
-                behind.add(id(operation))
+                after_tapes.add(id(operation))
+            elif any(id(tensor.op) in after_tapes for tensor in operation.inputs):
+                after_tapes.add(id(operation))
                 phases[place] = Phase.UPDATE
         return phases
 
@@ -201,37 +201,51 @@ class _Assignment:
         """Note which units send gradients to what others made, and those of variables."""
         step = self._step
         makers = {id(t): unit for unit, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)}
-        passed: dict[int, dict[int | None, None]] = {}
-        sparse = SparseGradients()
-        known: set[int] = set()
-        inner = {id(internal): id(external) for external, internal in step.graph.captures}
+        step.gradient_units = {key: list(units) for key, units in self._senders(makers).items()}
+        step.sparse_units = self._sparse_gradients(makers).summed()
+        step.weight_gradients.extend(self._weight_gradients())
+
+    def _sent(self) -> Iterator[tuple[int | None, Any, Any]]:
+        """Yield the unit, the operand and the gradient of all that operations send."""
         for each in self._notes.operations:
-            known.add(id(each.operation))
             unit = self._units[self._place[id(each.operation)]]
             for tensor, gradient in zip(each.operation.inputs, each.gradients, strict=False):
-                if gradient is None:
-                    continue
-                if id(tensor) in makers and makers[id(tensor)] != unit:
-                    passed.setdefault(id(tensor), {})[unit] = None
-                is_sparse, source = isinstance(gradient, tf.IndexedSlices), _source(tensor)
-                variable = self._trained.get(inner.get(id(source), 0))
-                if variable is not None:
-                    sparse.add(variable.path, unit, is_sparse)
-                elif is_sparse and makers.get(id(source), unit) != unit:
-                    sparse.leaves(source.name, unit)
+                if gradient is not None:
+                    yield unit, tensor, gradient
+
+    def _senders(self, makers: Mapping[int, int]) -> dict[int, dict[int | None, None]]:
+        """Return, by the id of a tensor, the other units that send gradients to it, in order."""
+        found: dict[int, dict[int | None, None]] = {}
+        for unit, tensor, _ in self._sent():
+            if makers.get(id(tensor), unit) != unit:
+                found.setdefault(id(tensor), {})[unit] = None
         # Functions and custom gradients do not tell of themselves.
+        known = {id(each.operation) for each in self._notes.operations}
         for operation, unit in zip(self._operations, self._units, strict=True):
             if operation.type in (*FUNCTION_CALLS, "IdentityN") and id(operation) not in known:
                 for tensor in operation.inputs:
-                    if id(tensor) in passed and makers[id(tensor)] != unit:
-                        passed[id(tensor)][unit] = None
-        step.sparse_units = sparse.summed()
-        step.gradient_units = {key: list(units) for key, units in passed.items()}
+                    if id(tensor) in found and makers[id(tensor)] != unit:
+                        found[id(tensor)][unit] = None
+        return found
+
+    def _sparse_gradients(self, makers: Mapping[int, int]) -> SparseGradients:
+        sparse = SparseGradients()
+        inner = {id(internal): id(external) for external, internal in self._step.graph.captures}
+        for unit, tensor, gradient in self._sent():
+            is_sparse, source = isinstance(gradient, tf.IndexedSlices), _source(tensor)
+            variable = self._trained.get(inner.get(id(source), 0))
+            if variable is not None:
+                sparse.add(variable.path, unit, is_sparse)
+            elif is_sparse and makers.get(id(source), unit) != unit:
+                sparse.leaves(source.name, unit)
+        return sparse
+
+    def _weight_gradients(self) -> Iterator[Any]:
+        """Yield the gradients that tapes return for weights; a sparse one as its values."""
         for taken in self._notes.taken:
             for source, result in zip(taken.sources, taken.results, strict=True):
                 if result is not None and id(source) in self._trained and not taken.nested:
-                    is_sparse = isinstance(result, tf.IndexedSlices)
-                    step.weight_gradients.append(result.values if is_sparse else result)
+                    yield result.values if isinstance(result, tf.IndexedSlices) else result
 
 
 def _source(tensor: Any) -> Any:

@@ -15,6 +15,7 @@ from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.heard_step import HeardStep
 from tf_memsaver.capture.step import Resident, TracedStep, Weight, residents_of, trace_step
 from tf_memsaver.compat import keras_training, keras_variables
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.options.table import CaptureOptions, Granularity
@@ -22,10 +23,10 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.kinds import program_of
-from tf_memsaver.program.loop import Loop
+from tf_memsaver.program.losses import needs_stand_in, training_loss
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.step_program import StepProgram
+from tf_memsaver.program.told import told_of
 from tf_memsaver.program.train_step import Placeholders
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
       UnknownDimensionError: a dimension other than the batch is unknown.
       InvalidRequestError: an argument has no meaning, or the batch size is not told.
     """
-    told = batch.told_of(model, options)
+    told = told_of(model, options)
     return _capture(told.model, told.batch_size, options["granularity"], profile=options["profile"])
 
 
@@ -66,10 +67,8 @@ def _capture(
     profile: bool = False,
 ) -> Graph:
     batch.batch_specs(model, batch_size)
-    if not getattr(model, "compiled", False) and not isinstance(model, Loop):
-        logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     program = program_of(model, granularity, opened)
-    if isinstance(program, StepProgram):
+    if program.runs_step:
         graph = traced_graph(HeardStep(model, batch_size, program), batch_size, profile=profile)
     else:
         graph = _graph_of_call(model, batch_size, program, profile=profile)
@@ -81,6 +80,8 @@ def _capture(
 
 def _graph_of_call(model: Any, batch_size: int, program: ModelProgram, *, profile: bool) -> Graph:
     """Return the graph of a step that calls the model once, with its update, if that can be traced."""
+    if not getattr(model, "compiled", False):
+        logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     source = ModelStep(model, batch_size, program)
     try:
         return traced_graph(source, batch_size, profile=profile)
@@ -136,7 +137,7 @@ class ModelStep:
             for v, variable in zip(trained, local, strict=True)
         ]
         self._kept = KeptObjects(*keras_training.compiled_parts(model))
-        self._stand_in = batch.needs_stand_in(model, batch_size)
+        self._stand_in = needs_stand_in(model, batch_size)
         self._slots: list[Any] = []
         try:
             self.optimizer: Any = self._ready_optimizer(trained)
@@ -164,7 +165,7 @@ class ModelStep:
                 "model '%s': its optimizer %s cannot be built to count its slots (%s): they are not counted",
                 self._model.name,
                 type(optimizer).__name__,
-                batch.first_line(error),
+                first_line(error),
             )
             return None
         return optimizer
@@ -182,7 +183,7 @@ class ModelStep:
     def loss(self, outputs: list[Any]) -> Any:
         """Return the compiled loss, or what stands in for it."""
         results = self._program.finish(outputs)
-        return batch.training_loss(self._model, self._given, results, stand_in=self._stand_in)
+        return training_loss(self._model, self._given, results, stand_in=self._stand_in)
 
     def update(self, gradients: list[tuple[Any, Any]]) -> None:
         """Let the optimizer update the weights; slots that it makes only now take no memory either.
@@ -194,7 +195,7 @@ class ModelStep:
             with variables_unallocated():
                 self.optimizer.apply_gradients(gradients)
         except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
-            raise UpdateError(batch.first_line(error)) from error
+            raise UpdateError(first_line(error)) from error
         self._slots = KeptObjects(self.optimizer).variables
 
     def losses_of(self, operation: Any) -> list[Any]:

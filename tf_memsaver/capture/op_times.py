@@ -81,7 +81,7 @@ class _Alone:
 
 
 def _shortest(run: Callable[[], Any]) -> float:
-    """Return the seconds of the shortest of some runs, behind one that counts for nothing."""
+    """Return the seconds of the shortest of some runs, after one that counts for nothing."""
     with tf.init_scope():
         run()
         times: list[float] = []

@@ -22,8 +22,8 @@ from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.batch import no_gradient
 from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.losses import no_gradient
 from tf_memsaver.program.train_step import Placeholders
 
 
@@ -308,7 +308,7 @@ class _Tracer:
         return tapes
 
     def _complete_shape(self, slot: int, tensor: Any) -> None:
-        """Tell a tensor the shape that the model says it has, where tracing does not show it: behind split text."""
+        """Tell a tensor the shape that the model says it has, where tracing does not show it: after split text."""
         said = self._sequence.shapes.get(slot)
         if said and isinstance(tensor, tf.Tensor) and not tensor.shape.is_fully_defined():
             # Of several sizes nobody knows which is meant: a batch of graphs has as many nodes and edges as there are.

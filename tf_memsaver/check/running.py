@@ -11,20 +11,19 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tf_memsaver.check.training_step import OwnTrainStep, Step, TrainingStep, free
+from tf_memsaver.check.training_step import OwnTrainStep, RunnableStep, TrainingStep, free
 from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import MeasureMode, Mode
-from tf_memsaver.program import batch
-from tf_memsaver.program.batch import Told
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.loop import Loop
+from tf_memsaver.program.losses import needs_stand_in, no_gradient
 from tf_memsaver.program.signature import is_planned_as_a_step
+from tf_memsaver.program.told import Told
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """Runs steps of a model on one batch, again and again."""
 
     def run(self, count: int) -> Steps:
@@ -45,8 +44,8 @@ class How:
         Raises:
           InvalidRequestError: ``fit`` is wanted of a model that has none, or whose loss cannot be computed.
         """
-        stand_in = batch.needs_stand_in(model, told.batch_size, given)
-        has_fit = not isinstance(model, Loop) and bool(getattr(model, "compiled", False))
+        stand_in = needs_stand_in(model, told.batch_size, given)
+        has_fit = bool(getattr(model, "compiled", False))
         if mode == "fit" and not has_fit:
             raise InvalidRequestError(
                 'mode="fit" runs the fit of a compiled model: compile it, or leave mode out for a step of our own.'
@@ -61,7 +60,7 @@ class How:
 
 
 @contextlib.contextmanager
-def runner_of(model: Any, told: Told, given: Batch, how: How) -> Iterator[Runner]:
+def runner_of(model: Any, told: Told, given: Batch, how: How) -> Iterator[StepRunner]:
     """Yield what runs a model's steps on a batch; what ``fit`` notes of itself is put back after."""
     if how.mode != "fit":
         yield _OneByOne(_step_of(model, given, how.mode, how.stand_in), given)
@@ -102,7 +101,7 @@ class _Fit:
                 keras.Model.fit(self._model, data, shuffle=False, verbose=0, callbacks=[watch])
             except ValueError as error:
                 if "No gradients provided" in str(error):
-                    raise batch.no_gradient(self._model.name) from error
+                    raise no_gradient(self._model.name) from error
                 raise
         watch.steps.seconds = [each / self._at_once for each in watch.steps.seconds]
         return watch.steps
@@ -118,7 +117,7 @@ def _specs_in_fit(told: Told, given: Batch) -> Batch:
 class _OneByOne:
     """A step function of our own, or the model's ``train_step``, called step by step."""
 
-    def __init__(self, step: Step, given: Batch) -> None:
+    def __init__(self, step: RunnableStep, given: Batch) -> None:
         self._step, self._given, self._traced = step, given, False
 
     def run(self, count: int) -> Steps:
@@ -134,7 +133,7 @@ class _OneByOne:
         return watch.steps
 
 
-def _step_of(model: Any, given: Batch, mode: Mode, stand_in: bool) -> Step:
+def _step_of(model: Any, given: Batch, mode: Mode, stand_in: bool) -> RunnableStep:
     if is_planned_as_a_step(model):
         return OwnTrainStep(model, mode, given)
     optimizer = own_optimizer(model)

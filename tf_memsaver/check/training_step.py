@@ -11,9 +11,9 @@ import tensorflow as tf
 from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.options.table import Mode
-from tf_memsaver.program import batch
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
+from tf_memsaver.program.losses import no_gradient, training_loss
 
 
 class KeptState:
@@ -41,7 +41,7 @@ class KeptState:
             variable.assign(value)
 
 
-class Step:
+class RunnableStep:
     """A function of a batch, run in a mode; its batch dimension is free, if that is wanted."""
 
     def __init__(self, function: Callable[..., Any], mode: Mode, example: Batch, *, free_batch: bool = True) -> None:
@@ -68,7 +68,7 @@ class Step:
         return result
 
 
-class OwnTrainStep(Step):
+class OwnTrainStep(RunnableStep):
     """The ``train_step`` of a model that has its own; a step returns its logs."""
 
     def __init__(self, model: Any, mode: Mode, example: Batch) -> None:
@@ -81,7 +81,7 @@ class OwnTrainStep(Step):
         super().__init__(step, mode, example)
 
 
-class TrainingStep(Step):
+class TrainingStep(RunnableStep):
     """One training step: a tape, the loss, the gradients, and the update where there is an optimizer.
 
     The batch dimension is free, as in ``fit`` of a dataset. With every shape known, TensorFlow's graph optimizer turns
@@ -105,7 +105,7 @@ class TrainingStep(Step):
 
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
         ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model
-        that is not compiled (``batch.needs_stand_in``).
+        that is not compiled (``losses.needs_stand_in``).
         """
         self._model, self._optimizer, self._returned, self._stand_in = model, optimizer, gradients, stand_in
         self._structure = example.mapped(lambda _: 0)
@@ -118,13 +118,13 @@ class TrainingStep(Step):
         given = self._structure.filled(leaves)
         with tf.GradientTape() as tape:
             outputs = self._model(given.x, training=True)
-            loss = batch.training_loss(self._model, given, outputs, stand_in=self._stand_in)
+            loss = training_loss(self._model, given, outputs, stand_in=self._stand_in)
             scaled = loss if self._optimizer is None else self._optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, [v.value for v in self.weights])
         if self._optimizer is not None:
             pairs = [(g, v) for g, v in zip(gradients, self.weights, strict=True) if g is not None]
             if not pairs:
-                raise batch.no_gradient(self._model.name)
+                raise no_gradient(self._model.name)
             self._optimizer.apply_gradients(pairs)
         return loss, gradients if self._returned else []
 

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
+from tf_memsaver.check.training_step import KeptState, TrainingStep
+from tf_memsaver.check.trial import Record, Trial
 from tf_memsaver.compat.eager import deterministic_operations
 from tf_memsaver.compat.keras_training import own_optimizer
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import Mode, RunOptions
 from tf_memsaver.options.verbs import takes
-from tf_memsaver.program import batch
-from tf_memsaver.program.batch import Told, told_of
-from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects, trained_with
-from tf_memsaver.program.loop import Loop
-from tf_memsaver.program.signature import is_planned_as_a_step, share_signature, signature_of
-from tf_memsaver.rewrite.optimized_model import another
+from tf_memsaver.program.model_check import check_model
+from tf_memsaver.program.signature import is_planned_as_a_step
+from tf_memsaver.program.told import Told, subject_of, told_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,7 +32,7 @@ element of a tensor pass. In eager and graph mode nothing but equal bits does.""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Comparison:
     """One comparison: what kind of thing, its name, and the largest difference (0 when the bits are equal).
 
     ``relative_difference`` is the difference as a share of the plain tensor's largest magnitude.
@@ -64,7 +59,7 @@ class Verification:
     batch_size: int
     steps: int
     deterministic_ops: bool
-    checks: tuple[Check, ...]
+    checks: tuple[Comparison, ...]
 
     @property
     def identical(self) -> bool:
@@ -79,7 +74,7 @@ class Verification:
         return all(check.relative_difference <= XLA_TOLERANCE for check in self.checks)
 
     @property
-    def worst(self) -> Check:
+    def worst(self) -> Comparison:
         """The check with the largest relative difference."""
         return max(self.checks, key=lambda check: (check.relative_difference, not check.identical))
 
@@ -133,12 +128,8 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
       InvalidRequestError: the models do not share their variables, or an argument has no meaning.
     """
     told, steps, mode = told_of(model, options), options["steps"], options["mode"]
-    model, optimized = told.model, batch.subject_of(optimized, options)
-    if isinstance(model, Loop):
-        share_signature(model, optimized)
-    if not is_planned_as_a_step(model):
-        signature_of(model)
-        signature_of(optimized)
+    model, optimized = told.model, subject_of(optimized, options)
+    check_model(optimized, needs_call=False)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
         raise InvalidRequestError(
             "the two models do not share their variables: compare a model with what optimize(model) returned for it"
@@ -153,12 +144,12 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
     return Verification(mode=mode, batch_size=size, steps=steps, deterministic_ops=deterministic, checks=checks)
 
 
-def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: Mode) -> tuple[tuple[Check, ...], bool]:
+def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: Mode) -> tuple[tuple[Comparison, ...], bool]:
     """Train both models; return the comparisons, and whether deterministic operations were needed for them."""
     with KeptState(model, optimized) as state:
-        trial = _Trial(model, told, steps, mode, state)
+        trial = Trial(model, told, steps, mode, state)
         if is_planned_as_a_step(model):
-            return _compared_by(trial.loop if isinstance(model, Loop) else trial.fit, model, optimized, mode)
+            return _compared_by(trial.fit if model.compiled else trial.loop, model, optimized, mode)
         plain_step = trial.step_of(model)
         plain, fits = trial.train(model, plain_step), False
         if own_optimizer(model) is not None and mode != "eager" and not trial.stand_in:
@@ -169,7 +160,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: Mode) ->
                 logging.warning(
                     "model '%s' cannot be trained by fit on this data (%s): its step is compared in a loop alone",
                     model.name,
-                    batch.first_line(error),
+                    first_line(error),
                 )
 
         def trained(subject: Any, step: TrainingStep) -> Record:
@@ -186,7 +177,7 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: Mode) ->
 
 def _compared_by(
     train: Callable[[Any], Record], model: Any, optimized: Any, mode: Mode
-) -> tuple[tuple[Check, ...], bool]:
+) -> tuple[tuple[Comparison, ...], bool]:
     """Train both models in one way; return the comparisons, and whether deterministic operations were needed."""
     plain = train(model)
     deterministic = mode != "xla" and not all(check.identical for check in _compare(plain, train(model)))
@@ -196,124 +187,13 @@ def _compared_by(
         return _compare(plain, train(optimized)), deterministic
 
 
-Record = dict[tuple[str, str, int], "np.ndarray[Any, Any] | None"]
-
-
-class _Trial:
-    """Trains models from the same state on the same batches, and keeps every number under (kind, name, step)."""
-
-    def __init__(self, model: Any, told: Told, steps: int, mode: Mode, state: KeptState) -> None:
-        self.mode, self.steps, self._size, self._state = mode, steps, told.batch_size, state
-        self._batches = told.batches(model, steps)
-        self.stand_in = batch.needs_stand_in(model, told.batch_size, self._batches[0])
-
-    def step_of(self, model: Any) -> TrainingStep:
-        """Return the model's training step in a loop; it may be run again and again."""
-        own = own_optimizer(model)
-        optimizer = keras.optimizers.SGD(0.01) if own is None else own
-        return TrainingStep(model, self.mode, self._batches[0], optimizer=optimizer, stand_in=self.stand_in)
-
-    def train(self, model: Any, step: TrainingStep) -> Record:
-        """Return the loss, the gradients and all variables of every step."""
-        self._state.restore()
-        record: Record = {}
-        for number, given in enumerate(self._batches):
-            loss, gradients = step.run(given)
-            record["loss", "loss", number] = loss.numpy()
-            for variable, gradient in zip(step.weights, gradients, strict=True):
-                record["gradient", variable.path, number] = _array(gradient)
-            for variable in model.variables:
-                kind = "weight" if variable.trainable else "state"
-                record[kind, variable.path, number] = variable.numpy()
-        return record
-
-    def loop(self, model: Any) -> Record:
-        """Return what the step of a loop returns every time, and leaves in the variables."""
-        self._state.restore()
-        step = OwnTrainStep(model, self.mode, self._batches[0])
-        record: Record = {}
-        for number, given in enumerate(self._batches):
-            record.update(
-                (("result of the step", name, number), np.asarray(each)) for name, each in step.run(given).items()
-            )
-        record.update(self._left_in(model, "step"))
-        return record
-
-    def _left_in(self, model: Any, after: str) -> Record:
-        """Return what training left in the variables of a model and of its optimizers."""
-        record: Record = {}
-        for variable in model.variables:
-            kind = f"weight after {after}" if variable.trainable else f"state after {after}"
-            record[kind, variable.path, self.steps - 1] = variable.numpy()
-        for place, variable in enumerate(_slots_of(model)):
-            record[f"slot after {after}", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
-        return record
-
-    def fit(self, model: Any) -> Record:
-        """Return what ``fit`` logs after every step and leaves in the variables."""
-        self._state.restore()
-        subject = another(model)
-        subject.run_eagerly, subject.jit_compile = self.mode == "eager", self.mode == "xla"
-        record: Record = {}
-
-        def note(step: int, logs: dict[str, Any]) -> None:
-            record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
-
-        noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))
-        with warnings.catch_warnings():
-            # Keras warns of what is so in the user's own fit, too.
-            warnings.simplefilter("ignore")
-            subject.fit(_as_dataset(self._batches, self._size), verbose=0, callbacks=[noting])
-        record.update(self._left_in(subject, "fit"))
-        return record
-
-
-def _slots_of(model: Any) -> list[Any]:
-    """Return the variables of all optimizers that a model has."""
-    return [variable for optimizer in KeptObjects(*trained_with(model)).optimizers for variable in optimizer.variables]
-
-
-def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:
-    """Return batches as data for ``fit``; the last is not full, so that the batch is free, as with most data."""
-    given = [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
-    elements = [_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in given]
-    free = keras.tree.map_structure(lambda each: tf.TensorSpec(_with_free_batch(each, size), each.dtype), elements[0])
-    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
-
-
-def _with_free_batch(tensor: tf.Tensor, size: int) -> tf.TensorShape:
-    has_batch = tensor.shape.rank and tensor.shape[0] == size
-    return tf.TensorShape([None]).concatenate(tensor.shape[1:]) if has_batch else tensor.shape
-
-
-def _without_lists(structure: Any) -> Any:
-    """Return a structure with tuples for lists, which would be taken for tensors."""
-    if isinstance(structure, dict):
-        return {name: _without_lists(part) for name, part in structure.items()}
-    return tuple(map(_without_lists, structure)) if isinstance(structure, (list, tuple)) else structure
-
-
-def _not_full(tensor: tf.Tensor, size: int) -> tf.Tensor:
-    return tensor[:-1] if tensor.shape.rank and 1 < tensor.shape[0] == size else tensor
-
-
-def _array(gradient: Any) -> np.ndarray[Any, Any] | None:
-    """Return a gradient as one array; a sparse one as its values after its indices."""
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        indices = np.asarray(gradient.indices).reshape(-1).astype(np.float64)
-        return np.concatenate([indices, np.asarray(gradient.values).reshape(-1).astype(np.float64)])
-    return np.asarray(gradient)
-
-
-def _compare(plain: Record, other: Record) -> tuple[Check, ...]:
+def _compare(plain: Record, other: Record) -> tuple[Comparison, ...]:
     return tuple(_check(*key, plain[key], other[key]) for key in plain)
 
 
 def _check(
     kind: str, name: str, step: int, plain: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None
-) -> Check:
+) -> Comparison:
     if plain is None or other is None:
         same = plain is None and other is None
         difference = relative = 0.0 if same else float("inf")
@@ -326,6 +206,6 @@ def _check(
             left, right = plain.astype(np.float64), other.astype(np.float64)
             difference = float(np.max(np.abs(left - right)))
             relative = difference / max(float(np.max(np.abs(left))), float(np.finfo(np.float32).tiny))
-    return Check(
+    return Comparison(
         kind=kind, name=name, step=step, identical=same, largest_difference=difference, relative_difference=relative
     )

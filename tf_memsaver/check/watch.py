@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat.allocator import check_counted
+from tf_memsaver.compat.counting import check_counted
 
 
 def device_name() -> str:

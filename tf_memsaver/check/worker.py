@@ -16,9 +16,10 @@ from typing import Any
 
 import keras
 
-from tf_memsaver.check.measure import measure_here, read_told
+from tf_memsaver.check.measurement import measure_here
 from tf_memsaver.check.running import How
-from tf_memsaver.compat.allocator import count_memory
+from tf_memsaver.check.worker_job import read_told
+from tf_memsaver.compat.counting import count_memory
 from tf_memsaver.program.signature import note_inputs_of_json
 from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the class that optimized models are saved as)
 
@@ -39,7 +40,7 @@ def main(job_text: str, result_path: str) -> None:
 
 
 def found_again(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the classes and functions that ``measure.CustomObject``s describe, by their registered names.
+    """Return the classes and functions that ``worker_job.CustomObject``s describe, by their registered names.
 
     One that cannot be found is left out: if it was needed, loading says so by name.
     """

@@ -13,7 +13,7 @@ from typing import Any
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.compat import keras_names
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.files.targets import Kind, Target, check_target
+from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.plan import Plan
 
@@ -70,10 +70,10 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
         # A module of the user's own may register a planner when it is imported.
         _check_strategy(flags.strategy)
     if command == "optimize" or (command in ("plan", "max-batch") and flags.output is not None):
-        output_target(source, flags, Kind.FOLDER if command == "optimize" else Kind.FILE)
+        output_target(source, flags, TargetKind.FOLDER if command == "optimize" else TargetKind.FILE)
 
 
-def output_target(source: str, flags: Any, kind: Kind) -> Target:
+def output_target(source: str, flags: Any, kind: TargetKind) -> Target:
     """Return the place that --output names, checked.
 
     Raises:

@@ -13,7 +13,7 @@ from tf_memsaver import api
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import load_data, load_model
-from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, Kind
+from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, TargetKind
 from tf_memsaver.files.writing import written
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.report import tables
@@ -41,7 +41,7 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
 
 def plan(source: str, flags: Any, progress: Progress) -> Result:
     """Make a plan, and write it when --output says where."""
-    target = None if flags.output is None else output_target(source, flags, Kind.FILE)
+    target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
     made = _search(_load(source, flags, progress), flags, progress)
     written = _written(made, target, flags)
     shown = (tables.segments_table(made), tables.before_after_table(made), *written)
@@ -63,7 +63,7 @@ def curve(source: str, flags: Any, progress: Progress) -> Result:
 
 def max_batch(source: str, flags: Any, progress: Progress) -> Result:
     """Find the largest batch within the budget, and write its plan when --output says where."""
-    target = None if flags.output is None else output_target(source, flags, Kind.FILE)
+    target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
     given = _load(source, flags, progress)
     limits = {name: getattr(flags, name) for name in LIMITS}
     with progress.stage("planning for several batch sizes" + ("" if flags.predict_only else ", running the largest")):
@@ -76,7 +76,7 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
     """Plan and rewrite the model, and write the output folder."""
     if kind_of(source) is SourceKind.SAVED_MODEL:
         return _optimize_saved_model(source, flags, progress)
-    target = output_target(source, flags, Kind.FOLDER)
+    target = output_target(source, flags, TargetKind.FOLDER)
     given = _load(source, flags, progress)
     made, optimized = (_calibrated if flags.calibrate else _planned)(given, flags, progress)
     files = [PLAN_FILE]
@@ -163,7 +163,7 @@ def _written(made: Plan, target: Any, flags: Any) -> tuple[RenderableType, ...]:
 
 def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:
     """Rewrite the functions of a SavedModel that can be trained through; without its Python code."""
-    target = output_target(source, flags, Kind.FOLDER)
+    target = output_target(source, flags, TargetKind.FOLDER)
     with progress.stage(f"tracing, planning and rewriting {source}"):
         plans = api.rewrite_saved_model(
             source,

@@ -61,7 +61,7 @@ def _mapped(function: Any, shapes: list[tf.TensorShape]) -> list[tf.TensorShape]
             names = [tensor.name for tensor in traced.outputs]
             made = tf.graph_util.import_graph_def(traced.as_graph_def(), given, names, name="") if names else []
     except (TypeError, ValueError, NotImplementedError) as error:
-        logging.debug("the shapes behind a map are not known: %s", error)
+        logging.debug("the shapes after a map are not known: %s", error)
         return None
     sizes = {shape[0] for shape in shapes if shape.rank}
     size = sizes.pop() if len(sizes) == 1 else None
@@ -86,11 +86,11 @@ def unshuffled(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     try:
         kept = ExternalStatePolicy.IGNORE
         graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=kept).numpy())
-        behind = {node.name: node.input[0] for node in graph.node if node.op.startswith("Shuffle")}
+        sources = {node.name: node.input[0] for node in graph.node if node.op.startswith("Shuffle")}
         for node in graph.node:
             for place, name in enumerate(node.input):
-                while name in behind:
-                    name = behind[name]
+                while name in sources:
+                    name = sources[name]
                 node.input[place] = name
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
         return dataset_ops.from_variant(variant, dataset.element_spec)

@@ -63,7 +63,7 @@ _marks: list[Callable[[tf.Operation], str]] = []
 
 
 def mark_recorded_operations(mark: Callable[[tf.Operation], str]) -> None:
-    """Put what ``mark`` says of an operation behind the name scope that it is recorded with, from now on.
+    """Put what ``mark`` says of an operation after the name scope that it is recorded with, from now on.
 
     What differentiates it is told both.
     """

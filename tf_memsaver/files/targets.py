@@ -31,7 +31,7 @@ _SHOWN = 3
 """How many of the entries that are in the way an error names."""
 
 
-class Kind(enum.Enum):
+class TargetKind(enum.Enum):
     """What a result is."""
 
     FILE = "file"
@@ -47,12 +47,12 @@ class Target:
     """A place that may be written to. ``replaced`` is what stands there and may go; None if the place is free."""
 
     path: Path
-    kind: Kind
+    kind: TargetKind
     replaced: Identity | None
 
 
 def check_target(
-    path: str | os.PathLike[str], kind: Kind, *, overwrite: bool, sources: Sequence[str | os.PathLike[str]] = ()
+    path: str | os.PathLike[str], kind: TargetKind, *, overwrite: bool, sources: Sequence[str | os.PathLike[str]] = ()
 ) -> Target:
     """Check, before any long work, that ``path`` may be written to. An empty folder counts as a free place.
 
@@ -68,7 +68,7 @@ def check_target(
       OutputError: the folder that it is to lie in cannot be written to.
     """
     text = _text(path)
-    if kind is Kind.FILE and text.endswith(os.sep):
+    if kind is TargetKind.FILE and text.endswith(os.sep):
         raise InvalidRequestError(f"the output path '{text}' ends like that of a folder. Name a file.")
     try:
         place = _resolved(text)
@@ -85,16 +85,16 @@ def identity(path: Path) -> Identity:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def in_the_way(path: Path, kind: Kind) -> str:
+def in_the_way(path: Path, kind: TargetKind) -> str:
     """Say why what stands at ``path`` may not be replaced by a result of this kind; ``""`` if it may be."""
     mode = os.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         return "it is a symbolic link; name what it points to"
     if stat.S_ISDIR(mode):
-        return _in_the_way_in(path) if kind is Kind.FOLDER else "it is a folder, and the result is a file"
+        return _in_the_way_in(path) if kind is TargetKind.FOLDER else "it is a folder, and the result is a file"
     if not stat.S_ISREG(mode):
         return "it is no regular file"
-    if kind is Kind.FOLDER:
+    if kind is TargetKind.FOLDER:
         return "it is a file, and the result is a folder"
     return "" if _holds_plan(path) or not path.stat().st_size else "it is a file that holds no plan"
 
@@ -166,14 +166,14 @@ def _inode(path: Path) -> tuple[int, int] | None:
 # What may be replaced -----------------------------------------------------------------------------------------------
 
 
-def _replaceable(place: Path, text: str, kind: Kind, overwrite: bool) -> Identity | None:
+def _replaceable(place: Path, text: str, kind: TargetKind, overwrite: bool) -> Identity | None:
     """Return what stands at ``place`` and may be replaced, None if the place is free."""
     try:
         # Before the contents are looked at, so that a later change is noticed.
         now = identity(place)
     except FileNotFoundError:
         return None
-    if kind is Kind.FOLDER and place.is_dir() and not place.is_symlink() and not any(place.iterdir()):
+    if kind is TargetKind.FOLDER and place.is_dir() and not place.is_symlink() and not any(place.iterdir()):
         return None
     reason = in_the_way(place, kind)
     if reason or not overwrite:

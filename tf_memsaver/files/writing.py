@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tf_memsaver.errors import OutputError, OutputExistsError
-from tf_memsaver.files.targets import Kind, Target, identity, in_the_way
+from tf_memsaver.files.targets import Target, TargetKind, identity, in_the_way
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 _CHANGED = "somebody else wrote there in the meantime, and this result is dropped"
@@ -67,7 +67,7 @@ def written(target: Target) -> Iterator[Path]:
     try:
         with scratch_folder(target.path.parent) as folder:
             fresh = folder / "new"
-            if target.kind is Kind.FOLDER:
+            if target.kind is TargetKind.FOLDER:
                 fresh.mkdir()
             yield fresh
             if target.replaced is None:
@@ -84,7 +84,7 @@ def written(target: Target) -> Iterator[Path]:
 def _take_free(fresh: Path, target: Target) -> None:
     """Move ``fresh`` to a place that is free, or an empty folder's."""
     try:
-        if target.kind is Kind.FOLDER:
+        if target.kind is TargetKind.FOLDER:
             # POSIX: only onto an empty folder.
             fresh.rename(target.path)
         else:
@@ -113,7 +113,7 @@ def _rename_file(fresh: Path, place: Path) -> None:
 def _replace(fresh: Path, target: Target, old: Path) -> None:
     """Put ``fresh`` in the place of what stands at ``target``, if that is still the same; folders by way of ``old``."""
     _check_unchanged(target.path, target)
-    if target.kind is Kind.FILE:
+    if target.kind is TargetKind.FILE:
         # As ``open`` would leave it.
         shutil.copymode(target.path, fresh)
         fresh.replace(target.path)

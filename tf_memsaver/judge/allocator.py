@@ -1,7 +1,7 @@
 """TensorFlow's best-fit-with-coalescing allocator, as far as it decides how many bytes a step is said to use.
 
 ``BFCAllocator`` (tensorflow/core/common_runtime, TensorFlow 2.21) serves GPUs, and on CPUs with oneDNN all buffers
-above 256 KiB; without oneDNN, where it is asked for (``compat/allocator.py``), all. It hands out a free chunk whole
+above 256 KiB; without oneDNN, where it is asked for (``compat/counting.py``), all. It hands out a free chunk whole
 unless that is at least twice the bytes asked for (or 128 MiB larger), and ``get_memory_info`` counts the chunk: so the
 reported bytes exceed the tensors' bytes by what does not fit.
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.allocator import AllocatorLedger
-from tf_memsaver.judge.prepared import Step
+from tf_memsaver.judge.prepared import ScheduledOp
 from tf_memsaver.judge.schedule import Schedule
 
 
@@ -39,13 +39,13 @@ class Dependencies:
                 self.waiting[before].append(place)
 
 
-def _waits_by_data(steps: Sequence[Step]) -> list[set[int]]:
+def _waits_by_data(steps: Sequence[ScheduledOp]) -> list[set[int]]:
     """Return, for each step, those that make what it touches."""
     maker = {buffer: place for place, step in enumerate(steps) for buffer in step.allocates}
     return [{maker[b] for b in step.touches if maker.get(b, place) != place} for place, step in enumerate(steps)]
 
 
-def _add_waits_by_order(waits: list[set[int]], steps: Sequence[Step], graph: Graph) -> None:
+def _add_waits_by_order(waits: list[set[int]], steps: Sequence[ScheduledOp], graph: Graph) -> None:
     """Add what the ops' ``after`` says."""
     placed = {step.op: place for place, step in enumerate(steps)}
     for place, step in enumerate(steps):

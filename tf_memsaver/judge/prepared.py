@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tf_memsaver.ir.graph import Graph, Op, Phase
 
 
-class Step(NamedTuple):
+class ScheduledOp(NamedTuple):
     """A scheduled op over buffers. ``op`` is its index, or -1 for an order gate (a copy of one buffer).
 
     ``touches`` are the buffers read or written that are not resident, ``allocates`` those that are new, ``overwrites``
@@ -62,10 +62,10 @@ class Prepared:
         joined = self.graph.in_one_pass
         return self if joined is self.graph else Prepared(joined)
 
-    def _static_step(self, op: Op) -> Step:
+    def _static_step(self, op: Op) -> ScheduledOp:
         roots, resident = self.roots, self.resident
         touched = dict.fromkeys(roots[v] for v in (*op.inputs, *op.outputs) if not resident[v])
-        return Step(
+        return ScheduledOp(
             op=op.index,
             replay=False,
             touches=tuple(touched),

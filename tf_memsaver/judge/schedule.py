@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tf_memsaver.ir.graph import Op
 from tf_memsaver.ir.segments import Segment, SegmentMode
-from tf_memsaver.judge.prepared import Prepared, Step
-from tf_memsaver.judge.turns import in_turn
+from tf_memsaver.judge.prepared import Prepared, ScheduledOp
+from tf_memsaver.judge.turns import turns_of
 
 Redirects = dict[int, int]
 """The buffer that a reader of a value must use, where that is not the value's own."""
@@ -22,7 +22,7 @@ class Schedule:
     """The steps of one plan. Buffers are numbered: the graph's own values first, then the copies made for this plan."""
 
     def __init__(self, nbytes: Sequence[int]) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ScheduledOp] = []
         self.nbytes = list(nbytes)
         self.runs: list[tuple[int, int, int, bool]] = []
         """The owner of a run of steps, the first and last place (exclusive), and whether they are of a forward pass."""
@@ -110,7 +110,7 @@ def _taped(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterator[_Run]:
         numbers.append(number)
         number_of.update(dict.fromkeys(op.outputs, number))
     replayed = {place for place, segment in enumerate(segments) if segment.mode is SegmentMode.RECOMPUTE}
-    return ((turn.number, turn.ops) for turn in in_turn(ops, numbers, replayed))
+    return ((turn.number, turn.ops) for turn in turns_of(ops, numbers, replayed))
 
 
 class _Writer:
@@ -175,7 +175,9 @@ class _Writer:
         touches = {redirects.get(v, roots[v]): None for v in op.inputs if not resident[v]}
         touches.update({redirects.get(v, roots[v]): None for v in op.outputs if not resident[v]})
         overwrites = {redirects.get(v, roots[v]): None for v in op.overwrites if not resident[v]}
-        self._schedule.steps.append(Step(op.index, replay, tuple(touches), made, tuple(overwrites), op.workspace_bytes))
+        self._schedule.steps.append(
+            ScheduledOp(op.index, replay, tuple(touches), made, tuple(overwrites), op.workspace_bytes)
+        )
 
     def _needed(self, segment: Segment, backward: Sequence[Op]) -> tuple[list[Op], list[int]]:
         """Return the forward ops to replay, in order, and the values from outside that replay or backward read."""
@@ -226,7 +228,7 @@ class _Writer:
             redirects[value] = redirects[alias]
             return
         copy = self._schedule.copy(self._schedule.nbytes[source])
-        self._schedule.steps.append(Step(-1, True, (source, copy), (copy,), (source,), 0))
+        self._schedule.steps.append(ScheduledOp(-1, True, (source, copy), (copy,), (source,), 0))
         redirects[value] = copy
 
 

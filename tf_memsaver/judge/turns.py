@@ -25,7 +25,7 @@ class Turn:
         self.number, self.ops = number, ops
 
 
-def in_turn(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
+def turns_of(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
     """Return the ops of a backward pass as a tape adds them.
 
     Args:
@@ -72,14 +72,14 @@ class _Tape:
         turn_of = {op.index: place for place, turn in enumerate(turns) for op in turn.ops}
         maker = {value: place for place, turn in enumerate(turns) for op in turn.ops for value in op.outputs}
         self._before: list[set[int]] = []
-        self._behind: list[list[int]] = [[] for _ in turns]
+        self._followers: list[list[int]] = [[] for _ in turns]
         for place, turn in enumerate(turns):
             before = {maker[value] for op in turn.ops for value in op.inputs if value in maker}
             before |= {turn_of[other] for op in turn.ops for other in op.after if other in turn_of}
             before.discard(place)
             self._before.append(before)
             for each in before:
-                self._behind[each].append(place)
+                self._followers[each].append(place)
         for place in range(len(turns)):
             if place not in self.placed:
                 self._go_back_from(place)
@@ -89,26 +89,26 @@ class _Tape:
         missing: dict[int, int] = {start: 0}
         pending = [start]
         while pending:
-            for behind in self._behind[pending.pop()]:
-                if behind not in missing and behind not in self.placed:
-                    pending.append(behind)
-                    missing[behind] = 0
+            for follower in self._followers[pending.pop()]:
+                if follower not in missing and follower not in self.placed:
+                    pending.append(follower)
+                    missing[follower] = 0
         for place in missing:
-            for behind in self._behind[place]:
-                if behind in missing:
-                    missing[behind] += 1
+            for follower in self._followers[place]:
+                if follower in missing:
+                    missing[follower] += 1
         queue = deque([start])
         while queue:
             place = queue.popleft()
             self._place(place)
-            for behind in self._behind[place]:
-                missing[behind] = missing.get(behind, 0) - 1
-                if missing[behind] == 0:
-                    is_taped = self._turns[behind].ops[0].unit is not None
-                    (queue.append if is_taped else queue.appendleft)(behind)
+            for follower in self._followers[place]:
+                missing[follower] = missing.get(follower, 0) - 1
+                if missing[follower] == 0:
+                    is_taped = self._turns[follower].ops[0].unit is not None
+                    (queue.append if is_taped else queue.appendleft)(follower)
 
     def _place(self, place: int) -> None:
-        """Place a turn behind what it needs and no gradient leads to, such as a mask made of forward values."""
+        """Place a turn after what it needs and no gradient leads to, such as a mask made of forward values."""
         pending, seen = [place], {place}
         while pending:
             needed = [each for each in self._before[pending[-1]] if each not in self.placed and each not in seen]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tf_memsaver.judge.prepared import Step
+from tf_memsaver.judge.prepared import ScheduledOp
 
 
 def walk(
-    steps: Sequence[Step],
+    steps: Sequence[ScheduledOp],
     nbytes: Sequence[int],
     outlive: Iterable[int],
     resident_bytes: int,
@@ -39,8 +39,8 @@ def walk(
     return live, last
 
 
-def _last_touches(steps: Sequence[Step], nbytes: Sequence[int], outlive: Iterable[int]) -> list[int]:
-    """Return the last step that touches each buffer: one behind all steps for those that outlive them."""
+def _last_touches(steps: Sequence[ScheduledOp], nbytes: Sequence[int], outlive: Iterable[int]) -> list[int]:
+    """Return the last step that touches each buffer: one after all steps for those that outlive them."""
     last = [-1] * len(nbytes)
     for place, step in enumerate(steps):
         for buffer in step.touches:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.judge.prepared import Prepared, Step
+from tf_memsaver.judge.prepared import Prepared, ScheduledOp
 from tf_memsaver.judge.schedule import Schedule, scheduled
 from tf_memsaver.judge.walk import walk
 from tf_memsaver.search.facts import BackwardOp, Facts
@@ -144,7 +144,7 @@ class Stages:
         schedule = Schedule(prepared.nbytes)
         now: dict[int, int] = {}
 
-        def moved(step: Step) -> Step:
+        def moved(step: ScheduledOp) -> ScheduledOp:
             return step._replace(
                 touches=tuple(dict.fromkeys(now.get(root, root) for root in step.touches)),
                 allocates=tuple(now.get(root, root) for root in step.allocates),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError
-from tf_memsaver.files.targets import Kind, Target, check_target
+from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
@@ -174,7 +174,7 @@ class Plan:
           OutputExistsError: ``path`` exists, and holds no plan or may not be replaced.
           OutputError: the file could not be written, such as on a full disk.
         """
-        self.save_to(check_target(path, Kind.FILE, overwrite=overwrite))
+        self.save_to(check_target(path, TargetKind.FILE, overwrite=overwrite))
 
     def save_to(self, target: Target) -> None:
         """Write the plan as ``save`` does, to a target that was checked before."""

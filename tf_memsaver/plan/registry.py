@@ -49,18 +49,18 @@ ENTRY_POINTS = "tf_memsaver.planners"
 _PLANNERS: dict[str, Planner] = {}
 
 
-Kind = TypeVar("Kind", bound=Propose)
+Proposer = TypeVar("Proposer", bound=Propose)
 
 
 def register_planner(
     name: str, *, keeps_budget: bool = True, falls_back_to: Sequence[str] = ()
-) -> Callable[[Kind], Kind]:
+) -> Callable[[Proposer], Proposer]:
     """Return a decorator that enters a planner in the table under ``name``; a later one of that name replaces it.
 
     The other arguments are its traits (see ``Planner``).
     """
 
-    def enter(propose: Kind) -> Kind:
+    def enter(propose: Proposer) -> Proposer:
         _PLANNERS[name] = Planner(
             name=name, propose=propose, keeps_budget=keeps_budget, falls_back_to=tuple(falls_back_to)
         )

@@ -3,122 +3,19 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
-from tf_memsaver.compat import keras_training
-from tf_memsaver.compat.released import gradients_end_with_graphs, release
-from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
-from tf_memsaver.program.data import Batch, Data, data_of
-from tf_memsaver.program.kept_objects import KeptObjects
-from tf_memsaver.program.loop import Loop, loop_of
+from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
+from tf_memsaver.program.data import Batch
 from tf_memsaver.program.signature import (
-    check_model,
-    is_planned_as_a_step,
-    note_batch,
-    note_inputs,
     signature_of,
     trained_on,
 )
-from tf_memsaver.program.train_step import has_own_train_step
-
-_WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Models whose own step was left out, which was said."""
-
-
-class Told(NamedTuple):
-    """What a caller tells of the batches that a model is trained on; ``data`` is None where only their size is told.
-
-    ``model`` is what is trained: the model, or with ``step`` the loop that calls it.
-    """
-
-    model: Any
-    batch_size: int
-    data: Data | None
-
-    @property
-    def has_batches(self) -> bool:
-        """Whether there are real batches."""
-        return self.data is not None and self.data.batches is not None
-
-    def batches(self, model: Any, count: int) -> list[Batch]:
-        """Return batches of this size for a model: real ones where there are any, or else made-up ones.
-
-        Samples of a real batch come again where more are asked for.
-        """
-        if self.data is None or not self.has_batches:
-            return [synthetic_batch(model, self.batch_size, seed=number) for number in range(count)]
-        return [batch.mapped(self._cut) for batch in self.data.first(count)]
-
-    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
-        assert self.data is not None
-        size = self.data.batch_size
-        if size is None or not tensor.shape.rank or tensor.shape[0] != size:
-            return tensor
-        times = -(-self.batch_size // size)
-        return tf.concat([tensor] * times, 0)[: self.batch_size] if times > 1 else tensor[: self.batch_size]
-
-
-def told_of(model: Any, options: Mapping[str, Any]) -> Told:
-    """Note what the options ``data``, ``inputs`` and ``step`` tell of a model's batches; return it with their size.
-
-    Raises:
-      InvalidRequestError: the batch size is not told, or the data is not what the model takes.
-      UnsupportedModelError: no Keras model, or its call cannot be traced with this.
-    """
-    model = subject_of(model, options)
-    check_model(model, needs_call=options["data"] is None)
-    given, size = options["data"], options["batch_size"]
-    if options.get("inputs") is not None:
-        note_inputs(model, options["inputs"])
-    if given is None:
-        if size is None:
-            raise InvalidRequestError(
-                "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
-            )
-        if has_own_train_step(model) and not is_planned_as_a_step(model) and model not in _WARNED:
-            _WARNED.add(model)
-            logging.warning(
-                "model '%s' has a train_step of its own, which cannot be traced without data: what is planned is its "
-                "call alone, with a step as Keras makes it. Give data=, what fit is given.",
-                model.name,
-            )
-        return Told(model, size, None)
-    unpack = model.unpacked if isinstance(model, Loop) else None
-    data = data_of(given, keras_training.preprocessing_of(model), unpack, size)
-    if isinstance(model, Loop):
-        model.check_data(data.specs)
-    if size is None:
-        if data.batch_size is None:
-            raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")
-        # ``fit`` parts a batch among the replicas; a loop's step is given what one of them gets.
-        replicas = 1 if isinstance(model, Loop) else keras_training.replicas_of(model)
-        size = max(1, data.batch_size // replicas)
-    note_batch(model, data.specs)
-    return Told(model, size, data)
-
-
-def subject_of(model: Any, options: Mapping[str, Any]) -> Any:
-    """Return what is trained: the model that was given or, with the option ``step``, the loop that calls it or them.
-
-    Raises:
-      InvalidRequestError: the step is no function, or there is no data to trace it on.
-      UnsupportedModelError: something in it is no Keras model.
-    """
-    step = options.get("step")
-    if step is None:
-        return model
-    if options["data"] is None:
-        raise InvalidRequestError("step= needs data=: the dataset that your loop goes over, or a batch of it.")
-    if options.get("inputs") is not None:
-        raise InvalidRequestError("leave inputs= out: what the step calls the model with is seen when it is traced.")
-    return loop_of(model, step)
 
 
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
@@ -160,9 +57,9 @@ def batch_specs(model: Any, batch_size: int) -> Batch:
         return known.mapped(functools.partial(_sized, batch_size))
     flat = input_specs(model, batch_size)
     targets = [
-        tf.TensorSpec(_with_batch(tensor.shape, batch_size)[:-1], "int32")
+        tf.TensorSpec(with_batch(tensor.shape, batch_size)[:-1], "int32")
         if classes
-        else tf.TensorSpec(_with_batch(tensor.shape, batch_size), tensor.dtype)
+        else tf.TensorSpec(with_batch(tensor.shape, batch_size), tensor.dtype)
         for tensor, classes in _outputs_with_classes(model)
     ]
     return Batch(pack_inputs(model, flat), keras.tree.pack_sequence_as(signature_of(model).outputs, targets))
@@ -174,7 +71,7 @@ def _sized(batch_size: int, spec: tf.TensorSpec) -> tf.TensorSpec:
     Raises:
       UnknownDimensionError: another dimension than the batch is unknown.
     """
-    shape = _with_batch(spec.shape, batch_size) if spec.shape.rank and spec.shape[0] is None else tuple(spec.shape)
+    shape = with_batch(spec.shape, batch_size) if spec.shape.rank and spec.shape[0] is None else tuple(spec.shape)
     if None in shape:
         raise UnknownDimensionError(spec.name or "of the data", tuple(spec.shape))
     return tf.TensorSpec(shape, spec.dtype, name=spec.name)
@@ -222,7 +119,7 @@ def synthetic_batch(model: Any, batch_size: int, seed: int = 0) -> Batch:
     generator = np.random.default_rng(seed)
     specs = batch_specs(model, batch_size)
     pairs = zip(specs.leaves, _classes(model, specs), strict=True)
-    return specs.filled([tf.constant(_random(generator, *pair)) for pair in pairs])
+    return specs.filled([tf.constant(made_up(generator, *pair)) for pair in pairs])
 
 
 def _classes(model: Any, specs: Batch) -> list[int]:
@@ -232,7 +129,8 @@ def _classes(model: Any, specs: Batch) -> list[int]:
     return [0] * inputs + (known if targets == len(known) else [0] * targets) + [0] * weights
 
 
-def _random(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -> Any:
+def made_up(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -> Any:
+    """Return random numbers for one part of a batch; ``classes`` is how many it may name, or 0."""
     shape = tuple(spec.shape)
     if spec.dtype == tf.string:
         return np.full(shape, "a", dtype=object)
@@ -243,107 +141,6 @@ def _random(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -
     return generator.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
 
 
-def mean_squares(tensors: Iterable[Any]) -> list[tf.Tensor]:
-    """Return the mean square of every floating tensor: what stands in for a loss."""
-    return [tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in tensors if t.dtype.is_floating]
-
-
-def training_loss(model: Any, given: Batch, outputs: Any, *, stand_in: bool = False) -> tf.Tensor:
-    """Return the scalar loss of a training step: the compiled loss, else the mean square of every output.
-
-    With ``stand_in`` the mean square takes the place of a compiled loss, too. Losses added by layers and regularizers
-    count in all cases, in the order in which Keras sums them.
-    """
-    if _has_loss(model) and not stand_in:
-        x, y, weight = given
-        return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=True)
-    terms = mean_squares(keras.tree.flatten(outputs))
-    terms += [tf.cast(loss, tf.float32) for loss in model.losses]
-    if not terms:
-        raise no_gradient(model.name)
-    return tf.add_n(terms)
-
-
-def needs_stand_in(model: Any, batch_size: int, given: Batch | None = None) -> bool:
-    """Whether the compiled loss cannot be computed on the model's targets, or made-up ones; the log says why.
-
-    The loss is traced by itself, for outputs of the model's shapes and, for a given batch, computed on made-up ones.
-    The model is left as it was.
-    """
-    if is_planned_as_a_step(model) or not _has_loss(model):
-        return False
-    specs, outputs = batch_specs(model, batch_size), _output_specs(model, batch_size)
-
-    def computed(*flat: Any) -> Any:
-        made = keras.tree.pack_sequence_as(signature_of(model).outputs, list(flat[: len(outputs)]))
-        return training_loss(model, specs.filled(flat[len(outputs) :]), made)
-
-    keras_training.clear_losses(model)
-    try:
-        with tf.init_scope(), KeptObjects(*keras_training.compiled_parts(model)), gradients_end_with_graphs():
-            flat = [*outputs, *specs.leaves]
-            signature = flat if given is None else [_free(spec) for spec in flat]
-            concrete = tf.function(computed, autograph=False).get_concrete_function(*signature)
-            if given is not None:
-                generator = np.random.default_rng(0)
-                concrete(*(tf.constant(_random(generator, spec, 0)) for spec in outputs), *given.leaves)
-            release(concrete.graph)
-    except Exception as error:  # Whatever a loss that somebody wrote may raise.
-        logging.warning(
-            "model '%s': its loss %s cannot be computed on %s (%s). The mean square of the outputs stands in for it, "
-            "and the bytes that the loss itself takes are not counted.%s",
-            model.name,
-            ", ".join(_loss_names(model)),
-            "the targets of data" if trained_on(model) else "made-up targets",
-            first_line(error),
-            "" if trained_on(model) else " Give data=, what fit is given.",
-        )
-        return True
-    finally:
-        keras_training.clear_losses(model)
-    return False
-
-
-def first_line(error: Exception) -> str:
-    """Return the reason that an error gives, in one line, with its type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, tf.errors.OpError):
-        # TensorFlow says where it happened, then what did, then which node it was (``[[{{node …}}]]``).
-        node = next((place for place, line in enumerate(lines) if line.startswith("[[{{")), 0)
-        lines = lines[max(0, node - 1) :]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
-
-
-def _has_loss(model: Any) -> bool:
-    return bool(getattr(model, "compiled", False)) and model.loss is not None
-
-
-def _loss_names(model: Any) -> list[str]:
-    losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
-    return [loss if isinstance(loss, str) else f"'{_name_of(loss)}'" for loss in losses]
-
-
-def _name_of(loss: Any) -> str:
-    return str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__)
-
-
-def _free(spec: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape.rank else spec
-
-
-def _output_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
-    outputs = keras.tree.flatten(signature_of(model).outputs)
-    return [tf.TensorSpec(_with_batch(tensor.shape, batch_size), tensor.dtype) for tensor in outputs]
-
-
-def _with_batch(shape: Sequence[int | None], batch_size: int) -> tuple[int | None, ...]:
+def with_batch(shape: Sequence[int | None], batch_size: int) -> tuple[int | None, ...]:
+    """Return a shape with its first dimension known."""
     return tuple(batch_size if place == 0 else dim for place, dim in enumerate(shape))
-
-
-def no_gradient(name: str) -> UnsupportedModelError:
-    """Return the error for a model whose loss does not depend on its weights."""
-    return UnsupportedModelError(
-        f"no weight of '{name}' gets a gradient: what it returns does not depend on them in a way that can be "
-        f"differentiated (integers, such as those of argmax, cannot). Give it an output of floating-point numbers, "
-        f"such as the logits."
-    )

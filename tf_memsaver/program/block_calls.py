@@ -84,7 +84,7 @@ class BlockCalls(ModelFunction):
         return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
 
 
-_BEHIND = PASSED_ON | {BIAS}
+_TAKEN_ALONG = PASSED_ON | {BIAS}
 """What stays with the product whose result it is given."""
 
 
@@ -120,10 +120,10 @@ def _together(
     number, has_product = 0, False
     for place, (call, owner) in enumerate(zip(calls, owners, strict=True)):
         is_same = place > 0 and owner is owners[place - 1]
-        belongs = _kind(call) in (_BEHIND if has_product else ()) or leads_to_product[place] == (
+        belongs = _kind(call) in (_TAKEN_ALONG if has_product else ()) or leads_to_product[place] == (
             is_same and leads_to_product[place - 1]
         )
-        if not is_same or not belongs or (has_product and _kind(call) not in _BEHIND):
+        if not is_same or not belongs or (has_product and _kind(call) not in _TAKEN_ALONG):
             number, has_product = number + 1, False
         has_product |= _kind(call) in rules.MATRIX_OPS
         whole = whole_of.get(id(owner))

@@ -6,9 +6,8 @@ and that XLA does not compile. So it is chosen only where ``fit`` runs such a gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,14 +18,8 @@ from tf_memsaver.program.layer_calls import ModelEntry, list_layer_calls
 from tf_memsaver.program.layer_program import runs_layer_by_layer
 from tf_memsaver.program.model_function import check_no_plan_inside
 from tf_memsaver.program.operation_program import OperationProgram
-from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.step_program import StepProgram
+from tf_memsaver.program.program import Wanted
 from tf_memsaver.program.train_step import has_own_train_step
-
-Program = TypeVar("Program", ModelProgram, StepProgram)
-
-ByLayers = Callable[[Any], ModelProgram]
-"""Makes the program of a model by layers."""
 
 
 class BlockProgram(OperationProgram):
@@ -37,35 +30,29 @@ class BlockProgram(OperationProgram):
         super().__init__(model, blocks)
         self.sequence = replace(self.sequence, opened=blocks.opened)
 
+    @classmethod
+    def of(cls, model: Any, wanted: Wanted) -> Any:
+        """Return ``model`` as a program in which layers are taken apart, or else the one by layers.
 
-def chosen_program(model: Any, opened: Collection[str] | None, by_layers: ByLayers) -> ModelProgram:
-    """Return ``model`` as a program in which the layers in ``opened`` are taken apart; it is chosen here if None.
-
-    Raises:
-      UnsupportedModelError: what ``by_layers`` raises, or the layers are named and the model's call cannot be traced.
-    """
-    if opened is None:
-        if _is_of_layers_of_keras(model):
-            return by_layers(model)
-        reason = _not_by_operations(model)
-        if reason:
-            return noted(by_layers(model), f"by layers alone, since {reason}")
-    elif not opened:
-        return by_layers(model)
-    check_no_plan_inside(model)
-    try:
-        blocks = BlockCalls(model, opened=opened)
-    except UnsupportedModelError as error:
-        if opened is not None:
-            raise
-        return noted(by_layers(model), f"by layers alone: {error}")
-    return BlockProgram(model, blocks) if blocks.opened else by_layers(model)
-
-
-def noted(program: Program, note: str) -> Program:
-    """Return a program whose plans tell why layers were not taken apart."""
-    program.sequence = replace(program.sequence, note=note)
-    return program
+        Raises:
+          UnsupportedModelError: there is none by layers, or the layers are named and the call cannot be traced.
+        """
+        if wanted.opened is None:
+            if _is_of_layers_of_keras(model):
+                return wanted.of_call(model, "layer")
+            reason = _not_by_operations(model)
+            if reason:
+                return wanted.of_call(model, "layer").noted(f"by layers alone, since {reason}")
+        elif not wanted.opened:
+            return wanted.of_call(model, "layer")
+        check_no_plan_inside(model)
+        try:
+            blocks = BlockCalls(model, opened=wanted.opened)
+        except UnsupportedModelError as error:
+            if wanted.opened is not None:
+                raise
+            return wanted.of_call(model, "layer").noted(f"by layers alone: {error}")
+        return cls(model, blocks) if blocks.opened else wanted.of_call(model, "layer")
 
 
 def _is_of_layers_of_keras(model: Any) -> bool:

@@ -15,7 +15,7 @@ from tf_memsaver.parity.names import Names
 
 
 class Reader(NamedTuple):
-    """What reads a slot: its name, its kind ("" is unknown) and the slot behind, if its gradient passes through."""
+    """What reads a slot: its name, its kind ("" is unknown) and the slot it fills, if its gradient passes through."""
 
     name: str
     kind: str

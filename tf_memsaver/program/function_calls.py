@@ -1,7 +1,7 @@
 """A traced TensorFlow function as one flat list of calls, each a few of its operations.
 
 Calls of other functions are inlined. What needs no argument (reads of variables, and what is made of them) is hoisted
-in front of all calls, assignments are moved behind them where nothing reads the variable in between, and the rest is
+in front of all calls, assignments are moved after them where nothing reads the variable in between, and the rest is
 grouped so that each call makes one large tensor: segments of a plan are made of such groups.
 """
 
@@ -84,7 +84,7 @@ class FunctionCalls(Program):
         made = [slot for slot in made if slot in read]
         resident = frozenset(range(self.argument_count, count)) | frozenset(made)
         found = (group or by_size)(rest, flat.outputs, resident, flat.slots)
-        # What a group is opened into may have slots of its own, behind those of the trace.
+        # What a group is opened into may have slots of its own, after those of the trace.
         last = max((slot for call in found for slot in call.outputs), default=-1)
         self.sequence = CallSequence(
             calls=found,

@@ -28,7 +28,7 @@ def needed(calls: Sequence[OpCall], outputs: Iterable[int]) -> list[OpCall]:
 
 
 def assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
-    """Move each assignment behind all other calls, if none of them uses its variable after it."""
+    """Move each assignment after all other calls, if none of them uses its variable after it."""
     kept: list[OpCall] = []
     last: list[OpCall] = []
     used: set[int] = set()
@@ -72,7 +72,7 @@ def grouped(
 def group_calls(
     groups: Sequence[Sequence[OpCall]], outputs: Iterable[int], early: frozenset[int]
 ) -> tuple[GroupCall, ...]:
-    """Return a call for each group of operations; ``outputs`` are read behind all, ``early`` filled before all."""
+    """Return a call for each group of operations; ``outputs`` are read after all, ``early`` filled before all."""
     last_read: dict[int, int] = dict.fromkeys(outputs, len(groups))
     for number, group in reversed(list(enumerate(groups))):
         for call in group:

@@ -11,7 +11,7 @@ from tf_memsaver.program.calls import CallSequence, Reader
 
 
 def handed_on(sequence: CallSequence) -> CallSequence:
-    """Return calls with one behind them that stands for the code that reads what they return.
+    """Return calls with one after them that stands for the code that reads what they return.
 
     What that is, is not known; it is no loss that looks through a result to what it was made of. So the call that makes
     a result may be replayed, too.
@@ -20,14 +20,14 @@ def handed_on(sequence: CallSequence) -> CallSequence:
     passed = tuple(range(sequence.slot_count, sequence.slot_count + len(made)))
     return replace(
         sequence,
-        calls=(*sequence.calls, _Behind(made, passed)),
+        calls=(*sequence.calls, _CodeAfter(made, passed)),
         outputs=passed,
         slot_count=sequence.slot_count + len(passed),
     )
 
 
-class _Behind:
-    """A call that stands for the code behind others, and changes nothing."""
+class _CodeAfter:
+    """A call that stands for the code after others, and changes nothing."""
 
     operation: Any = None
     kind = signature = "Python"

@@ -42,7 +42,7 @@ class Inliner:
         unscoped: Collection[str],
         outputs: int,
     ) -> None:
-        """Take in a graph of so many outputs; where its gradient was taken, it has got more behind them.
+        """Take in a graph of so many outputs; where its gradient was taken, it has got more after them.
 
         ``unscoped`` are the names of its operations that have no name scope of their own.
         """
@@ -177,7 +177,7 @@ class Inliner:
 
 
 def _in_order(graph: Any) -> list[Any]:
-    """Return a graph's operations, each behind those that it reads from, else in the order in which they were made.
+    """Return a graph's operations, each after those that it reads from, else in the order in which they were made.
 
     A loop whose gradient was taken reads from operations that were made after it.
     """

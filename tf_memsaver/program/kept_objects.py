@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.keras_training import compiled_parts
 
-_APART = (
+_LEFT_ALONE = (
     type,
     types.ModuleType,
     types.FunctionType,
@@ -109,7 +109,7 @@ class KeptObjects:
 
 
 def _is_apart(each: Any) -> bool:
-    return isinstance(each, _APART) or tf.is_tensor(each)
+    return isinstance(each, _LEFT_ALONE) or tf.is_tensor(each)
 
 
 def _refill(base: Any, container: Any, items: Any) -> None:

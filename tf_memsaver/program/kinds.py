@@ -9,45 +9,45 @@ subclass of ``program.ModelProgram``, and an entry here.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, NamedTuple
 
 from tf_memsaver.options.table import Granularity
-from tf_memsaver.program.block_program import chosen_program, noted
+from tf_memsaver.program.block_program import BlockProgram
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
-from tf_memsaver.program.memo import once
-from tf_memsaver.program.model_function import check_no_plan_inside, settings_of
+from tf_memsaver.program.loop_program import LoopProgram, is_loop
+from tf_memsaver.program.model_function import check_no_plan_inside
 from tf_memsaver.program.operation_program import OperationProgram
-from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.signature import is_planned_as_a_step, trained_on
+from tf_memsaver.program.program import ModelProgram, TrainingProgram, Wanted
+from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.sublayer_program import SublayerProgram
+
+ANY: Literal["any"] = "any"
+"""A kind that says by itself what the granularity of a request is for."""
 
 
 class Kind(NamedTuple):
     """The models that ``holds`` is true for, in units of ``granularity``.
 
-    ``program`` makes the program of one. ``check`` refuses a model that no plan can be made for, before it is traced.
+    ``program`` is what one becomes. ``check`` refuses a model that no plan can be made for, before it is traced.
     """
 
-    granularity: Granularity
+    granularity: Granularity | Literal["any"]
     holds: Callable[[Any], bool]
-    program: Callable[[Any], ModelProgram]
+    program: type[TrainingProgram]
     check: Callable[[Any], None] = lambda model: None
 
 
 KINDS = (
+    Kind(ANY, is_loop, LoopProgram),
+    Kind(ANY, is_planned_as_a_step, StepProgram),
     Kind("layer", runs_layer_by_layer, LayerProgram),
     Kind("layer", lambda model: True, SublayerProgram, check_no_plan_inside),
     Kind("op", lambda model: True, OperationProgram, check_no_plan_inside),
+    Kind("auto", lambda model: True, BlockProgram),
 )
-"""A model is of the first kind that holds for it."""
-
-
-def kind_of(model: Any, granularity: Granularity) -> Kind:
-    """Return the kind of a model whose call is planned in units of ``granularity``."""
-    return next(kind for kind in KINDS if kind.granularity == granularity and kind.holds(model))
+"""A model is of the first kind that holds for it, and its call of the first that runs no step."""
 
 
 def program_of(
@@ -60,20 +60,15 @@ def program_of(
     Raises:
       UnsupportedModelError: its inputs are not known, its call or step cannot be traced, or no plan can be made for it.
     """
-    if is_planned_as_a_step(model):
-        # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
-        of_networks: Granularity = "layer" if granularity == "auto" else granularity
-        make = functools.partial(StepProgram, model, functools.partial(_call_program, of_networks))
-        program = once(model, lambda: (granularity, repr(trained_on(model)), settings_of(model)), make)
-        if granularity == "auto":
-            return noted(program, "by layers alone, since it trains by a step of its own")
-        return program
-    if granularity == "auto":
-        return chosen_program(model, opened, functools.partial(_call_program, "layer"))
-    return _call_program(granularity, model)
+    return _program(model, Wanted(granularity, opened, _program_of_call), KINDS)
 
 
-def _call_program(granularity: Granularity, model: Any) -> ModelProgram:
-    kind = kind_of(model, granularity)
+def _program_of_call(model: Any, granularity: Granularity) -> ModelProgram:
+    of_calls = [kind for kind in KINDS if not kind.program.runs_step]
+    return _program(model, Wanted(granularity, None, _program_of_call), of_calls)
+
+
+def _program(model: Any, wanted: Wanted, kinds: Sequence[Kind]) -> Any:
+    kind = next(kind for kind in kinds if kind.granularity in (wanted.granularity, ANY) and kind.holds(model))
     kind.check(model)
-    return kind.program(model)
+    return kind.program.of(model, wanted)

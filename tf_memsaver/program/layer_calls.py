@@ -16,7 +16,7 @@ from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.parity.grappler import ADDITIONS
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence, Reader
-from tf_memsaver.program.signature import check_model
+from tf_memsaver.program.model_check import check_model
 
 Enclosing = tuple[tuple[Any, Mapping[str, Any]], ...]
 """Nested models, outermost first, with the keyword arguments that each is called with."""

@@ -17,12 +17,12 @@ from absl import logging
 
 from tf_memsaver.compat import functions, keras_calls, keras_models
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
-from tf_memsaver.program.data import Batch, unpacked
+from tf_memsaver.program.data import Batch, Data, data_of, unpacked
 from tf_memsaver.program.reached_objects import Reached, reached_by
 from tf_memsaver.units import shown
 
 
-class Step:
+class LoopStep:
     """A function that a loop calls with each element of its data, and what it reaches.
 
     Keras looks into lists and dicts that a model has as attributes, and not into this.
@@ -91,7 +91,7 @@ class Loop(keras.Model):
     A step finds its networks by names, which may stand for the plain ones or for optimized ones over the same layers.
     """
 
-    def __init__(self, step: Step, networks: Sequence[Any]) -> None:
+    def __init__(self, step: LoopStep, networks: Sequence[Any]) -> None:
         """Take a step and the networks that calls go to."""
         super().__init__(name=re.sub(r"\W+", "_", step.name).strip("_") or "step")
         self.networks = list(networks)
@@ -109,13 +109,15 @@ class Loop(keras.Model):
         """Return networks in the structure in which they were given."""
         return _packed(self.memsaver_step.structure, networks)
 
-    def check_data(self, specs: Batch) -> None:
-        """Check that the step can be called with batches of these specs.
+    def data_of(self, given: Any, batch_size: int | None = None) -> Data:
+        """Return what the loop goes over, with each element as a batch: two or three parts as Keras reads them.
 
         Raises:
-          InvalidRequestError: it cannot.
+          InvalidRequestError: the step cannot be called with such elements.
         """
-        self.memsaver_step.is_given_parts(_element_of(specs))
+        data = data_of(given, unpack=_unpacked, batch_size=batch_size)
+        self.memsaver_step.is_given_parts(_element_of(data.specs))
+        return data
 
     def left_out(self, network: Any) -> str:
         """Return why a network that the step calls is not planned for, or an empty string."""
@@ -146,11 +148,6 @@ class Loop(keras.Model):
             made = step.run(*element) if step.is_given_parts(element) else step.run(element)
         return {f"out_{place}": each for place, each in enumerate(keras.tree.flatten(made)) if tf.is_tensor(each)}
 
-    @staticmethod
-    def unpacked(element: Any) -> Batch:
-        """Return an element of data as a batch: two or three parts as Keras reads them, anything else as one."""
-        return unpacked(element) if isinstance(element, tuple) and len(element) in (2, 3) else Batch(element)
-
 
 class _Routing:
     """Makes the calls of layers in a step (see ``keras_calls.layer_calls_go_to``): networks are the given ones."""
@@ -178,7 +175,7 @@ def loop_of(given: Any, function: Callable[..., Any]) -> Loop:
     networks = _flat(given)
     for each in networks:
         _check_network(each, function)
-    return Loop(Step(function, _packed(given, [None] * len(networks))), networks)
+    return Loop(LoopStep(function, _packed(given, [None] * len(networks))), networks)
 
 
 def mapped(function: Callable[[Any], Any], given: Any) -> Any:
@@ -217,6 +214,10 @@ def _packed(structure: Any, flat: Sequence[Any]) -> Any:
     if isinstance(structure, Mapping):
         return dict(zip(structure, flat, strict=True))
     return type(structure)(flat) if type(structure) in (tuple, list) else flat[0] if len(flat) == 1 else tuple(flat)
+
+
+def _unpacked(element: Any) -> Batch:
+    return unpacked(element) if isinstance(element, tuple) and len(element) in (2, 3) else Batch(element)
 
 
 def _element_of(batch: Batch) -> Any:

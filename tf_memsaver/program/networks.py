@@ -6,7 +6,7 @@ them, are replayed as a whole or not at all, as in a model's own ``call`` (``tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from tf_memsaver.errors import MemsaverError, UnsupportedModelError
 from tf_memsaver.program.boundaries import Boundaries
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_program import is_network
-from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.single_call import CallProgram
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
@@ -48,8 +47,16 @@ class HeardCall:
     is_taken_apart: bool = False
 
 
-def heard_calls(model: Any, specs: Batch) -> tuple[HeardCall, ...]:
+Chosen = Callable[[Any, TracedLayer, TapeNotes], Iterable[HeardCall]]
+"""Tells which of the calls in a traced step are units: of its graph, what was called, and what the tapes did."""
+
+_ADVICE = "Compile the model first, and give the data that fit gets."
+
+
+def heard_calls(model: Any, specs: Batch, chosen: Chosen | None = None, advice: str = _ADVICE) -> tuple[HeardCall, ...]:
     """Trace the ``train_step`` of a model, which is left as it was, and return the calls of layers that it makes.
+
+    ``chosen`` tells which those are; ``advice`` is for a step that cannot be traced.
 
     Raises:
       UnsupportedModelError: it cannot be traced.
@@ -59,16 +66,12 @@ def heard_calls(model: Any, specs: Batch) -> tuple[HeardCall, ...]:
     try:
         with gradients_end_with_graphs(), left_as_it_was(model), graph.as_default():
             run_train_step(model, specs, _placeholders, recorder, notes)
-        if isinstance(model, Loop):
-            model.check_called([call.layer for call in root.children])
-            return tuple(_of_loop(model, graph, root, notes))
-        return tuple(_heard(graph, root, notes))
+        return tuple((chosen or _of_model)(graph, root, notes))
     except MemsaverError:
         raise
     except Exception as error:  # Whatever a train_step that somebody wrote may raise.
         raise UnsupportedModelError(
-            f"{what_is_traced(model)} cannot be traced on its data ({type(error).__name__}: {_reason(error)}). "
-            f"{_ADVICE[isinstance(model, Loop)]}"
+            f"{what_is_traced(model)} cannot be traced on its data ({type(error).__name__}: {_reason(error)}). {advice}"
         ) from error
     finally:
         release(graph)
@@ -80,17 +83,11 @@ def _reason(error: Exception) -> str:
     return lines[-1].strip() if lines[0].startswith("in user code") else lines[0]
 
 
-_ADVICE = {
-    False: "Compile the model first, and give the data that fit gets.",
-    True: "It must run in a tf.function. Give what the loop calls for each element of data, and that data.",
-}
-
-
 def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[Any]:
     return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
 
 
-def _heard(graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCall]:
+def _of_model(graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCall]:
     """Yield the calls that a step consists of, in order."""
     networks = {id(call): _inputs(call) for call in root.children if _is_callable_network(call.layer)}
     networks = {key: found for key, found in networks.items() if found is not None}
@@ -116,16 +113,19 @@ def _heard(graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCal
         )
 
 
-def _of_loop(loop: Loop, graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCall]:
-    """Yield the calls that the step of a loop makes: only whole networks can be given back optimized.
+def whole_networks(
+    graph: Any, root: TracedLayer, notes: TapeNotes, left_out: Callable[[Any], str]
+) -> Iterator[HeardCall]:
+    """Yield the calls that a step makes, where no other than those of whole networks can run by a plan.
 
-    One that is called with several tensors is taken apart: the calls that it makes are yielded behind it.
+    One that is called with several tensors is taken apart: the calls that it makes are yielded after it. ``left_out``
+    says why a network is not planned for, or returns an empty string.
     """
     inputs = {id(call): _inputs(call) if _is_callable_network(call.layer) else None for call in root.children}
     parts = {
         id(call): sections_of(call)
         for call in root.children
-        if inputs[id(call)] is None and _is_callable_network(call.layer) and not loop.left_out(call.layer)
+        if inputs[id(call)] is None and _is_callable_network(call.layer) and not left_out(call.layer)
     }
     inside = [part for found in parts.values() for part in found]
     whole = [call for call in root.children if id(call) not in parts]
@@ -138,7 +138,7 @@ def _of_loop(loop: Loop, graph: Any, root: TracedLayer, notes: TapeNotes) -> Ite
             path=call.path,
             inputs=inputs[id(call)],
             closed=None,
-            plain=plain or reasons.get(id(call), "") or loop.left_out(call.layer),
+            plain=plain or reasons.get(id(call), "") or left_out(call.layer),
             is_recorded=call.may_be_differentiated,
             is_taken_apart=id(call) in parts,
         )
@@ -181,7 +181,7 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
     }
     nested = [(taken.start, taken.stop) for taken in notes.taken if taken.nested]
     # Tapes differentiate more than they are asked for, which graph optimisation takes out.
-    wanted = _behind(result for taken in notes.taken for result in taken.results)
+    wanted = _ancestors(result for taken in notes.taken for result in taken.results)
     through: set[int] = set()
     twice: set[int] = set()
     for each in notes.operations:
@@ -197,7 +197,7 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
     ]
 
 
-def _behind(tensors: Iterable[Any]) -> set[int]:
+def _ancestors(tensors: Iterable[Any]) -> set[int]:
     """Return the ids of the operations that tensors are made of."""
     found: set[int] = set()
     stack = [

@@ -30,7 +30,7 @@ class Constant:
 
     def run(self, named: Naming) -> tf.Tensor:
         """Emit it."""
-        # Behind the gate of a replay it would be no constant to the graph optimizer, which folds constants into others.
+        # After the gate of a replay it would be no constant to the graph optimizer, which folds constants into others.
         with tf.control_dependencies(None):
             return self.operation.emit([], named(self.label))[0]
 

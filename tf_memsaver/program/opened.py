@@ -36,7 +36,7 @@ class OpenedCall:
 
     @property
     def stop(self) -> int:
-        """The unit behind its last."""
+        """The unit after its last."""
         return self.start + len(self.program.sequence.calls)
 
     @property

@@ -1,21 +1,26 @@
 """What capture and rewriting know of a model, whatever kind it is: its calls, and what is around them.
 
 Each kind of Keras model has a class of its own (``layer_program``, ``sublayer_program``, ``operation_program``,
-``block_program``), and ``kinds`` says which model is of which kind. A ``train_step`` has one, too (``step_program``),
-and so has a function of TensorFlow (``function_calls``).
+``block_program``, ``step_program``, ``loop_program``), and ``kinds`` says which model is of which kind. A function of
+TensorFlow is a program, too: ``function_calls``.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import Unit
 from tf_memsaver.ir.segments import Segment
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.model_call import arguments_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Program(abc.ABC):
@@ -62,13 +67,75 @@ class Segmenter(NamedTuple):
     begin: Callable[[], Any]
 
 
-class ModelProgram(Program):
+class Wanted(NamedTuple):
+    """How a model is to be cut: in units of ``granularity``.
+
+    With ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays. ``of_call`` makes
+    the program of a model's call in units of a granularity, whether or not its step is planned. A program is handed it
+    by ``kinds``, which lies above.
+    """
+
+    granularity: Granularity
+    opened: Collection[str] | None
+    of_call: Callable[[Any, Granularity], ModelProgram]
+
+
+class MadeOptimized(Protocol):
+    """Makes an optimized model. A program is handed it by ``rewrite``, which lies above."""
+
+    def __call__(self, model: Any, method: Literal["call", "train_step"], run: Callable[..., Any]) -> Any:
+        """Return ``model`` with ``run`` in the place of that method; it gets the model and what the method gets.
+
+        For ``"call"`` it is a ``TrainingCall``.
+        """
+        ...
+
+
+class TrainingProgram(abc.ABC):
     """A Keras model as calls, for a plan to be made of and to train by.
+
+    ``runs_step`` says that the calls are those of the model's ``train_step``, and not of its ``call``.
+    """
+
+    sequence: CallSequence
+    runs_step: bool
+
+    @classmethod
+    def of(cls, model: Any, wanted: Wanted) -> Any:
+        """Return the program of ``model``, which is only read; its kind may leave it to another class."""
+        del wanted
+        return cls(model)  # type: ignore[call-arg]
+
+    def noted(self, note: str) -> Self:
+        """Return the program; its plans tell why layers were not taken apart."""
+        self.sequence = replace(self.sequence, note=note)
+        return self
+
+    def check_units(self, units: Sequence[Unit]) -> None:
+        """Look at what of the calls can be replayed, once that is known; the log says what is in the way of it.
+
+        Raises:
+          UnsupportedModelError: no plan can save anything.
+        """
+        del units
+
+    @abc.abstractmethod
+    def optimized(self, model: Any, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
+        """Return ``model`` as one that trains by a plan, or what takes its place.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model.
+        """
+
+
+class ModelProgram(Program, TrainingProgram):
+    """The call of a Keras model.
 
     ``replaces_whole_call`` says that it stands for ``layer(...)``, with all that Keras does around a layer's ``call``,
     and not for that ``call`` alone.
     """
 
+    runs_step: Literal[False] = False
     replaces_whole_call = False
 
     def enter_call(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -80,12 +147,9 @@ class ModelProgram(Program):
         del output
         return []
 
-    def check_units(self, units: Sequence[Unit]) -> None:
-        """Look at what of the calls can be replayed, once that is known; the log says what is in the way of it.
-
-        Raises:
-          UnsupportedModelError: no plan can save anything.
-        """
+    def optimized(self, model: Any, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
+        """Return ``model`` as one whose call trains by a plan."""
+        return made(model, "call", self.training_call(plan, segmenter))
 
     def training_call(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
         """Return the training call that runs by a plan.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_models, keras_training
-from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.program.data import Batch
+from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.train_step import has_own_step, has_own_train_step
 from tf_memsaver.units import shown
 
@@ -31,48 +30,6 @@ class Signature(NamedTuple):
 
 _NOTED: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
 _TRAINED_ON: weakref.WeakKeyDictionary[Any, Batch] = weakref.WeakKeyDictionary()
-
-
-def check_model(model: Any, *, needs_call: bool = True) -> None:
-    """Check that a model is one of Keras 3 on TensorFlow and, unless its step is planned, that it can be called.
-
-    Raises:
-      UnsupportedModelError: it is not.
-    """
-    if isinstance(model, (str, os.PathLike)):
-        raise UnsupportedModelError(
-            f"expected a keras.Model, got the text or path {shown(model)}. "
-            f"Load the model first, with keras.models.load_model."
-        )
-    if isinstance(model, type) and issubclass(model, keras.Model):
-        raise UnsupportedModelError(
-            f"expected a keras.Model, got the class {model.__name__} itself. Give an instance: {model.__name__}(...)."
-        )
-    if not isinstance(model, keras.Model):
-        raise UnsupportedModelError(
-            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
-            f"are not supported here; build the model with Keras 3."
-        )
-    check_backend()
-    if needs_call and keras_models.has_no_call(model):
-        raise _without_a_call(model)
-    if isinstance(model, keras.Sequential) and keras_models.inner_functional(model) is None:
-        raise UnsupportedModelError(
-            f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
-            f"model.build((None, ...)) with the input shape."
-        )
-
-
-def _without_a_call(model: Any) -> UnsupportedModelError:
-    advice = (
-        "Give data=, what fit is given: then the networks that its train_step trains are planned for, all at once."
-        if has_own_train_step(model)
-        else "Give it a call(), or a train_step() that trains its networks."
-    )
-    return UnsupportedModelError(
-        f"model '{model.name}' ({type(model).__name__}) has no call(), so that there is no forward pass to cut. "
-        f"{advice}"
-    )
 
 
 def signature_of(model: Any) -> Signature:
@@ -299,7 +256,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
         with tf.init_scope(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
     except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
-        # Keras lists the arguments of the call behind its message.
+        # Keras lists the arguments of the call after its message.
         reason = str(error).partition("Arguments received by")[0].strip().splitlines()[-1]
         raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
     finally:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -20,11 +20,21 @@ from tf_memsaver.ir.graph import Unit
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
+from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_paths import NamedCalls
+from tf_memsaver.program.memo import once
 from tf_memsaver.program.model_call import plain_call
+from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.networks import NO_GRADIENT, HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
-from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
+from tf_memsaver.program.program import (
+    MadeOptimized,
+    ModelProgram,
+    Segmenter,
+    TrainingCall,
+    TrainingProgram,
+    Wanted,
+)
 from tf_memsaver.program.signature import note_inputs, trained_on
 from tf_memsaver.program.train_step import what_is_traced
 
@@ -35,8 +45,10 @@ _NAMED = 5
 """How many calls a sentence names."""
 
 
-class StepProgram:
+class StepProgram(TrainingProgram):
     """What a ``train_step`` trains; ``opened`` are its calls of networks and of other layers, in order."""
+
+    runs_step: Literal[True] = True
 
     def __init__(self, model: Any, program_of: ProgramOf) -> None:
         """Trace the step of ``model``, which is only read, to hear which networks it calls.
@@ -53,7 +65,7 @@ class StepProgram:
         self._programs: dict[int, ModelProgram] = {}
         calls: list[Call] = []
         shift = 0
-        for heard in heard_calls(model, specs):
+        for heard in self._heard(model, specs):
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
             program = None if heard.is_taken_apart else self._program(heard, program_of)
@@ -68,6 +80,30 @@ class StepProgram:
         if not self.opened:
             raise self._nothing_to_plan()
         self.sequence = _joined(calls, self.opened, shift)
+
+    @classmethod
+    def of(cls, model: Any, wanted: Wanted) -> Any:
+        """Return the program of a model's step, whose networks are cut by layers where nobody says how.
+
+        A step is heard once for all that is done with it until ``memo.forget``.
+        """
+
+        def key() -> Any:
+            return wanted.granularity, repr(trained_on(model)), settings_of(model)
+
+        return once(model, key, lambda: cls._heard_as(model, wanted))
+
+    @classmethod
+    def _heard_as(cls, model: Any, wanted: Wanted) -> Any:
+        if wanted.granularity != "auto":
+            return cls(model, lambda network: wanted.of_call(network, wanted.granularity))
+        # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
+        program = cls(model, lambda network: wanted.of_call(network, "layer"))
+        return program.noted("by layers alone, since it trains by a step of its own")
+
+    def _heard(self, model: Any, specs: Batch) -> Iterable[HeardCall]:
+        """Return the calls of layers that the step makes."""
+        return heard_calls(model, specs)
 
     def _program(self, heard: HeardCall, program_of: ProgramOf) -> ModelProgram | None:
         """Return the program of a call that is heard, or None where it stays plain."""
@@ -96,7 +132,7 @@ class StepProgram:
         )
 
     def check_units(self, units: Sequence[Unit]) -> None:
-        """Look at what can be replayed (see ``ModelProgram``).
+        """Look at what can be replayed (see ``TrainingProgram``).
 
         Raises:
           UnsupportedModelError: nothing can be replayed.
@@ -113,7 +149,11 @@ class StepProgram:
         more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return f"{what_is_traced(self.model)} keeps the activations of {', '.join(found[:_NAMED])}{more}"
 
-    def training_call(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
+    def optimized(self, model: Any, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
+        """Return ``model`` as one whose ``train_step`` trains by a plan."""
+        return made(model, "train_step", self.in_segments(plan, segmenter).train_step)
+
+    def in_segments(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
         """Return what runs the ``train_step`` by a plan.
 
         Raises:

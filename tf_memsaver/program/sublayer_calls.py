@@ -50,7 +50,7 @@ class Section:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The slots that are read behind it."""
+        """The slots that are read after it."""
         return self.group.outputs
 
     @property
@@ -98,7 +98,7 @@ class SublayerCalls(ModelFunction):
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
     ) -> tuple[Call, ...]:
-        """Return the sections, with one of Python code in front of each layer and behind the last."""
+        """Return the sections, with one of Python code in front of each layer and after the last."""
         (model_call,) = self._root.children
         layers = sections_of(model_call)
         number_of = numbers_in(self._graph, layers, self.scope)
@@ -106,7 +106,7 @@ class SublayerCalls(ModelFunction):
         place = 0
         for call in calls:
             number = number_of(call.label)
-            # Code between two layers lies behind the one that came last.
+            # Code between two layers lies after the one that came last.
             place = 2 * number + 1 if number is not None else place + place % 2
             pieces[place].append(call)
         groups = group_calls(pieces, outputs, resident)
@@ -138,7 +138,7 @@ def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
     """Return why a replay would change the order of a sum, or an empty string.
 
     The gradient of a tensor with several readers is one sum of all their terms. A replay adds up its own first, and the
-    code behind it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.blocks`` does).
+    code after it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.blocks`` does).
     Masks have no gradient.
     """
     made = {slot for each in groups for member in each.members for slot in member.differentiable}

@@ -17,8 +17,8 @@ from tf_memsaver.planners.largest import LargestBatch
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
-    from tf_memsaver.check.measure import Measurement
-    from tf_memsaver.check.verify import Check, Verification
+    from tf_memsaver.check.measurement import Measurement
+    from tf_memsaver.check.verify import Comparison, Verification
 
 _WORST_SHOWN = 10
 """Differing tensors that are listed by name; all of them are in the JSON."""
@@ -202,7 +202,7 @@ def verification_table(verification: Verification) -> Table:
     table.add_column("compared", overflow="fold")
     for heading in ("identical", "largest difference", "of largest element"):
         table.add_column(heading, justify="right")
-    groups: dict[str, list[Check]] = {}
+    groups: dict[str, list[Comparison]] = {}
     for check in verification.checks:
         groups.setdefault(check.kind, []).append(check)
     for kind, checks in groups.items():

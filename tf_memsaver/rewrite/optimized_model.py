@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,14 +21,11 @@ from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_tr
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options import refused
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.program import loop
 from tf_memsaver.program.kinds import program_of
-from tf_memsaver.program.loop import Loop
 from tf_memsaver.program.model_call import may_be_differentiated, plain_call
-from tf_memsaver.program.program import TrainingCall
+from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.signature import (
     batch_to_json,
-    check_model,
     inputs_to_json,
     is_planned_as_a_step,
     note_batch_of_json,
@@ -36,8 +33,7 @@ from tf_memsaver.program.signature import (
     share_signature,
     trained_on,
 )
-from tf_memsaver.program.step_program import CallsInTurn, StepInSegments
-from tf_memsaver.program.train_step import has_own_step
+from tf_memsaver.program.step_program import CallsInTurn
 from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import in_segments
 
@@ -55,7 +51,8 @@ class OptimizedModel:
     """
 
     memsaver_base: Any
-    _memsaver: tuple[Plan, TrainingCall | StepInSegments]
+    _memsaver: tuple[Plan, Callable[..., Any]]
+    """The plan, and what runs by it in the place of the class's ``call`` or ``train_step``."""
 
     @property
     def memsaver_plan(self) -> Plan:
@@ -65,8 +62,8 @@ class OptimizedModel:
     @property
     def _own_plan(self) -> Plan | None:
         """The plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
-        plan, by_plan = self._memsaver
-        return by_plan.plan if isinstance(by_plan, CallsInTurn) else plan
+        plan, run = self._memsaver
+        return run.plan if isinstance(run, CallsInTurn) else plan
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
@@ -138,26 +135,20 @@ def make_optimized(model: Any, plan: Plan) -> Any:
         raise refused("plan", "a Plan (Plan.load reads one from a file)", plan)
     optimized = make_uncertified(model, plan)
     certify(model, plan, lambda: _same_model(model, keras_models.own_class(model)))
-    if isinstance(model, Loop):
-        loop.warn_of_plain_networks(model)
     return optimized
 
 
 def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
-    check_model(model, needs_call=not is_planned_as_a_step(model))
-    training_call = program_of(model, plan.request.granularity, plan.opened).training_call(plan, in_segments(plan))
-    if isinstance(model, Loop):
-        assert isinstance(training_call, StepInSegments)
-        parts = [(network, training_call.of_network(network)) for network in model.networks]
-        return model.packed([network if own is None else _with_plan(network, plan, own) for network, own in parts])
-    return _with_plan(model, plan, training_call)
+    check_model(model, needs_call=False)
+    program = program_of(model, plan.request.granularity, plan.opened)
+    return program.optimized(model, plan, in_segments(plan), functools.partial(_with_plan, plan))
 
 
-def _with_plan(model: Any, plan: Plan, training_call: TrainingCall | StepInSegments) -> Any:
-    optimized = _same_model(model, _optimized_class(keras_models.own_class(model)))
+def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> Any:
+    optimized = _same_model(model, _optimized_class(keras_models.own_class(model), method))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
-    object.__setattr__(optimized, "_memsaver", (plan, training_call))
+    object.__setattr__(optimized, "_memsaver", (plan, run))
     return _compiled_like(model, optimized)
 
 
@@ -197,10 +188,8 @@ def _call_of(base: Any) -> Any:
 
     @functools.wraps(base.call, updated=())
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        by_plan = self._memsaver[1]
-        if not isinstance(by_plan, StepInSegments) and _may_be_differentiated(args, kwargs):
-            return by_plan(self, args, kwargs)
-        return plain_call(self, args, kwargs)
+        run = self._memsaver[1] if _may_be_differentiated(args, kwargs) else plain_call
+        return run(self, args, kwargs)
 
     # For readers of signatures that do not look behind a wrapper.
     call.__signature__ = inspect.signature(base.call)  # type: ignore[attr-defined]
@@ -212,33 +201,32 @@ def _train_step_of(base: Any) -> Any:
 
     @functools.wraps(base.train_step, updated=())
     def train_step(self: Any, data: Any) -> Any:
-        by_plan = self._memsaver[1]
-        return by_plan.train_step(self, data) if isinstance(by_plan, StepInSegments) else base.train_step(self, data)
+        return self._memsaver[1](self, data)
 
     return train_step
 
 
-_CLASSES: dict[type, type] = {}
+_METHODS = {"call": _call_of, "train_step": _train_step_of}
+"""Makes the method of an optimized model in whose place a plan is run."""
+
+_CLASSES: dict[tuple[type, str], type] = {}
 
 
-def _optimized_class(base: Any) -> type:
-    """Return the dynamic subclass of ``base``: one for each class, so that types of equal models are equal."""
-    if base not in _CLASSES:
+def _optimized_class(base: Any, method: str) -> type:
+    """Return the dynamic subclass of ``base``: one for each method, so that types of equal models are equal."""
+    if (base, method) not in _CLASSES:
         attributes = {
             # Keras writes it into files, and imports what it finds there if it is Keras: it must not look for the base.
             "__module__": "tf_memsaver",
             "__qualname__": base.__qualname__,
             "__new__": _new,
             "memsaver_base": base,
+            method: _METHODS[method](base),
         }
-        if base.call is not keras.Model.call:
-            attributes["call"] = _call_of(base)
-        if has_own_step(base):
-            attributes["train_step"] = _train_step_of(base)
         made = type(base.__name__, (OptimizedModel, base), attributes)
         keras_copies.serialize_class_as(made, OptimizedModel)
-        _CLASSES[base] = made
-    return _CLASSES[base]
+        _CLASSES[base, method] = made
+    return _CLASSES[base, method]
 
 
 def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ class FirstRun:
       variables: by weight, a number of the variable that it was read from.
       outputs: the differentiable outputs.
       counts: by input, how many terms of its gradient may leave one by one.
-      apart: by output, whether terms of its gradient arrive one by one: the function itself reads it, too.
+      term_by_term: by output, whether terms of its gradient arrive one by one: the function itself reads it, too.
       held: the other tensors that a replay must be given again.
       ungated: the places of those that it reads as they are.
       operations: what the run added to its graph, if there is one.
@@ -44,7 +44,7 @@ class FirstRun:
     variables: list[int] = field(default_factory=list)
     outputs: list[tf.Tensor] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    apart: list[bool] = field(default_factory=list)
+    term_by_term: list[bool] = field(default_factory=list)
     held: list[tf.Tensor] = field(default_factory=list)
     ungated: frozenset[int] = frozenset()
     operations: tuple[tf.Operation, ...] = ()
@@ -64,7 +64,7 @@ class FirstRun:
 
     def arriving(self, place: int, total: tf.Tensor, terms: Sequence[tf.Tensor] | None) -> Sequence[tf.Tensor]:
         """Return the gradient that has arrived for an output: in terms, where the function adds others to them."""
-        return terms if terms and self.apart[place] else (total,)
+        return terms if terms and self.term_by_term[place] else (total,)
 
     def run(self, shared: Shared) -> None:
         """Run the function, and note what it returns and adds to the graph."""
@@ -74,7 +74,7 @@ class FirstRun:
             self.outputs = self.function.first_run(self.inputs, self.weights)
             self.held = self.function.held()
             self.counts = [_EAGER_TERMS if each else 1 for each in others]
-            self.apart = [one_by_one] * len(self.outputs)
+            self.term_by_term = [one_by_one] * len(self.outputs)
             return
         graph = tf.compat.v1.get_default_graph()
         start = graph.num_operations()
@@ -85,7 +85,7 @@ class FirstRun:
         self.counts = [
             max(1, reads[id(tensor)]) if each else 1 for tensor, each in zip(self.inputs, others, strict=True)
         ]
-        self.apart = [one_by_one and reads[id(tensor)] > 0 for tensor in self.outputs]
+        self.term_by_term = [one_by_one and reads[id(tensor)] > 0 for tensor in self.outputs]
         self.ungated = frozenset(p for p, t in enumerate(self.held) if tf.is_symbolic_tensor(t) and is_of_shapes(t))
         sources = itertools.compress(self.arguments, self.wanted)
         self.read, self.needed = shared.parity.read_in_first_run(

@@ -66,7 +66,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
 
     note_sums(gradient)
     outputs = with_gradient(first.outputs, first.places, gradient)
-    if len(outputs) == 1 and not first.apart[0]:
+    if len(outputs) == 1 and not first.term_by_term[0]:
         return outputs
     noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]
     if tf.executing_eagerly() or len(outputs) == 1:

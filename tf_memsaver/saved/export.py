@@ -18,11 +18,11 @@ from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.graphs import AutoTrackable
 from tf_memsaver.compat.keras_training import clear_losses
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
-from tf_memsaver.files.targets import EXPORTED_PLAN, Kind, check_target
+from tf_memsaver.files.targets import EXPORTED_PLAN, TargetKind, check_target
 from tf_memsaver.options.table import Overwrite
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program.batch import pack_inputs
-from tf_memsaver.program.signature import check_model
+from tf_memsaver.program.model_check import check_model
 from tf_memsaver.rewrite.optimized_model import is_optimized
 from tf_memsaver.saved.folders import write_saved_model
 
@@ -49,7 +49,7 @@ def export_saved_model(optimized: Any, path: str | os.PathLike[str], **options: 
       OutputExistsError: ``path`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
       OutputError: it cannot be written.
     """
-    target = check_target(path, Kind.FOLDER, overwrite=options["overwrite"])
+    target = check_target(path, TargetKind.FOLDER, overwrite=options["overwrite"])
     _check_functional(optimized)
     if not is_optimized(optimized):
         raise InvalidRequestError(

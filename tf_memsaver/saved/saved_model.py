@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.functions import python_signature
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, UnsupportedModelError
-from tf_memsaver.files.targets import REWRITTEN_PLANS, Kind, check_target
+from tf_memsaver.files.targets import REWRITTEN_PLANS, TargetKind, check_target
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.function_calls import FunctionCalls
 from tf_memsaver.rewrite.optimized_function import SegmentedFunction
@@ -25,7 +25,7 @@ from tf_memsaver.tfgraph.emission import SEGMENT
 
 _TRAINING_ARGUMENTS = ("training", "is_training", "train")
 
-Planner = Callable[[FunctionCalls], Plan]
+PlanMaker = Callable[[FunctionCalls], Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Endpoint:
 def rewrite(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    planner: Planner,
+    planner: PlanMaker,
     *,
     functions: Sequence[str] = (),
     overwrite: bool = False,
@@ -62,7 +62,7 @@ def rewrite(
       OutputError: it cannot be written.
       UnsupportedModelError: nothing in it can be trained.
     """
-    place = check_target(target, Kind.FOLDER, overwrite=overwrite, sources=[source])
+    place = check_target(target, TargetKind.FOLDER, overwrite=overwrite, sources=[source])
     root = _load(os.fspath(source))
     endpoints = list(_endpoints(root, functions))
     chosen = {endpoint.key: endpoint for endpoint in endpoints if endpoint.training or functions}

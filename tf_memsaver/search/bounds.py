@@ -20,7 +20,7 @@ from tf_memsaver.judge.walk import walk
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.facts import Floats
 from tf_memsaver.search.labels import Search
-from tf_memsaver.search.one_level import FRONT, ROUNDING, Found, OneLevel, candidate_positions
+from tf_memsaver.search.one_level import FRONT, TIME_ERROR, Found, OneLevel, candidate_positions
 
 MOST_CUTS = 256
 """Candidate cuts between which all segments are looked at; that takes a second or two."""
@@ -63,11 +63,11 @@ def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int 
     tables = problem.once(OneLevel).all_tables()
     bound = 0.0
     for _ in range(ROUNDS):
-        proposal = Search(tables, limit, front, known_seconds * (1 + ROUNDING), rounds_down=True).run()
+        proposal = Search(tables, limit, front, known_seconds * (1 + TIME_ERROR), rounds_down=True).run()
         if proposal is None:
             return known_seconds
         bound = max(bound, proposal.replay_seconds)
-        if bound >= known_seconds * (1 - ROUNDING):
+        if bound >= known_seconds * (1 - TIME_ERROR):
             return known_seconds
         measured = problem.simulator.measure(proposal.segments)
         if measured.peak_bytes <= limit or not tables.learn(proposal, measured):

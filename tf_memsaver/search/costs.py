@@ -28,7 +28,7 @@ class Grid:
     replay_seconds: Floats
     stored_bytes: Floats
     working_bytes: Floats
-    settled_bytes: Floats
+    inside_bytes: Floats
     forward_bytes: Floats
     forward_place: Ints
 
@@ -41,53 +41,28 @@ class Costs:
         self._positions, self._crossing = crossing.positions, crossing
         self._resident_bytes = facts.resident_bytes
         self._arriving = np.array(facts.arriving, dtype=np.float64)
-        self._forward = np.array(facts.forward_peaks, dtype=np.float64)
-        places = np.minimum.accumulate(self._forward[::-1, 1])[::-1]
-        after = np.searchsorted(places, [b.last_forward for b in facts.buffers.values()], "right").tolist()
-        first = [b.readers[0] if b.readers else NEVER for b in facts.buffers.values()]
-        passed = zip(facts.buffers.values(), first, after, strict=True)
-        self._passed = _columns([(b.made, reader, unit, b.nbytes) for b, reader, unit in passed], 4)
+        self._forward, self._backward = _Forward(facts), _Backward(facts, self.unit_count)
         self._forbidden = [np.append(0, np.cumsum(other)) for other in (problem.forced, problem.pinned)]
         replays = [entry for entry in facts.replays if entry[2] and entry[1] <= self.unit_count]
         self._replays = _columns(replays, 3)
         self._replay_units = self._replays[0].astype(np.int64) - 1
         stored = [(b.made, b.readers[0], b.nbytes) for b in facts.buffers.values() if b.readers]
         self._stored = _columns(stored, 3)
-        read = [
-            (before, reader, buffer.made, buffer.nbytes)
-            for buffer in facts.buffers.values()
-            for before, reader in zip([0, *buffer.readers], buffer.readers, strict=False)
-        ]
-        self._read = _columns(read, 4)
-        self._has_backward = np.zeros(self.unit_count + 2, dtype=np.bool_)
-        self._has_backward[[unit for unit in facts.backward_ops if unit <= self.unit_count]] = True
-        self._tops = [
-            _columns(
-                [
-                    (unit, *piece)
-                    for unit, ops in facts.backward_ops.items()
-                    if unit <= self.unit_count
-                    for piece in unit_peaks(facts, unit, ops, inside)
-                ],
-                4,
-            )
-            for inside in (False, True)
-        ]
 
     def grid(self, rows: Ints, columns: Ints) -> Grid:
         """Return the costs between some positions, given by index in ascending order."""
         starts, stops = self._positions[rows], self._positions[columns]
         nothing = np.zeros((len(rows), len(columns)))
-        backward, settled = self._backward_bytes(starts, stops, False), self._backward_bytes(starts, stops, True)
+        backward, inside = (self._backward.nbytes(starts, stops, inside) for inside in (False, True))
         arriving = self._crossing.entering_replay(rows, columns) + self._arriving[stops]
         replay = np.where(np.isfinite(backward), arriving, 0.0)
-        forward_bytes, forward_place = self._forward_bytes(starts, stops)
+        forward_bytes, forward_place = self._forward.nbytes(starts, stops)
         working = np.maximum(np.stack([backward, np.maximum(backward, replay)]), 0.0) + self._resident_bytes
         return Grid(
             replay_seconds=np.stack([nothing, _dominated(self._replays, starts, stops)]),
             stored_bytes=np.stack([_dominated(self._stored, starts, stops), nothing]),
             working_bytes=np.where(self._allowed(starts, stops), working, NEVER),
-            settled_bytes=np.stack([np.maximum(settled, 0.0) + self._resident_bytes, nothing]),
+            inside_bytes=np.stack([np.maximum(inside, 0.0) + self._resident_bytes, nothing]),
             forward_bytes=forward_bytes,
             forward_place=forward_place,
         )
@@ -109,14 +84,26 @@ class Costs:
         free = [count[stops][None, :] == count[starts][:, None] for count in self._forbidden]
         return np.stack(free) & (starts[:, None] < stops[None, :])
 
-    def _forward_bytes(self, starts: Ints, stops: Ints) -> tuple[Floats, Ints]:
+
+class _Forward:
+    """What is live while segments run forward."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._peaks = np.array(facts.forward_peaks, dtype=np.float64)
+        places = np.minimum.accumulate(self._peaks[::-1, 1])[::-1]
+        after = np.searchsorted(places, [b.last_forward for b in facts.buffers.values()], "right").tolist()
+        first = [b.readers[0] if b.readers else NEVER for b in facts.buffers.values()]
+        passed = zip(facts.buffers.values(), first, after, strict=True)
+        self._passed = _columns([(b.made, reader, unit, b.nbytes) for b, reader, unit in passed], 4)
+
+    def nbytes(self, starts: Ints, stops: Ints) -> tuple[Floats, Ints]:
         """Return what is live while (i, j] runs forward, by mode, and at which op.
 
         Of the ops where a unit needs most, it is that which needs most if all that was made before i is kept.
         """
         low, high = int(starts[0]) + 1, int(stops[-1]) + 1
         units = np.arange(low, high)
-        nbytes, place = self._forward[low:high].T
+        nbytes, place = self._peaks[low:high].T
         made, reader, after, size = self._passed
         kept = _dominated(np.stack([made, np.maximum(reader, after), size]), starts, units)
         live = nbytes + np.stack([kept, np.zeros_like(kept)])
@@ -127,7 +114,33 @@ class Costs:
         unit = np.maximum.accumulate(np.where(rises, units - low, 0), axis=2)[..., np.maximum(stops - low, 0)]
         return np.take_along_axis(live, unit, axis=2), place[unit].astype(np.int64)
 
-    def _backward_bytes(self, starts: Ints, stops: Ints, inside: bool) -> Floats:
+
+class _Backward:
+    """What is live while segments run backward."""
+
+    def __init__(self, facts: Facts, unit_count: int) -> None:
+        read = [
+            (before, reader, buffer.made, buffer.nbytes)
+            for buffer in facts.buffers.values()
+            for before, reader in zip([0, *buffer.readers], buffer.readers, strict=False)
+        ]
+        self._read = _columns(read, 4)
+        self._has_backward = np.zeros(unit_count + 2, dtype=np.bool_)
+        self._has_backward[[unit for unit in facts.backward_ops if unit <= unit_count]] = True
+        self._tops = [
+            _columns(
+                [
+                    (unit, *piece)
+                    for unit, ops in facts.backward_ops.items()
+                    if unit <= unit_count
+                    for piece in unit_peaks(facts, unit, ops, inside)
+                ],
+                4,
+            )
+            for inside in (False, True)
+        ]
+
+    def nbytes(self, starts: Ints, stops: Ints, inside: bool) -> Floats:
         """Return the most that is live while (i, j] runs backward, of its own; ``inside``: without what enters it."""
         # Units after the first start and up to the last stop count; a column for each, and one for what lies before.
         low, width = int(starts[0]), int(stops[-1]) - int(starts[0]) + 1

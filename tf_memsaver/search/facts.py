@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.judge.prepared import Prepared, Step
+from tf_memsaver.judge.prepared import Prepared, ScheduledOp
 from tf_memsaver.judge.walk import walk
 
 NEVER = float("inf")
@@ -152,7 +152,7 @@ class Facts:
         self.loss_ops = tuple(loss)
         """The ops between the last forward op of a unit and the first backward op of one."""
 
-    def _without_buffers(self, step: Step) -> Step:
+    def _without_buffers(self, step: ScheduledOp) -> ScheduledOp:
         """Return a step without what units make in the forward pass."""
         touches, allocates, overwrites = (
             tuple(root for root in roots if root not in self.buffers)
@@ -190,7 +190,7 @@ class Facts:
             buffer.last_forward = last[root]
 
 
-def _fresh(step: Step, nbytes: Sequence[int], last: Sequence[int], place: int) -> tuple[int, ...]:
+def _fresh(step: ScheduledOp, nbytes: Sequence[int], last: Sequence[int], place: int) -> tuple[int, ...]:
     """Return the bytes of each new buffer that takes over none of those that die at this step."""
     free = [nbytes[root] for root in step.overwrites if last[root] == place]
     fresh = []

@@ -170,7 +170,7 @@ class Search:
         # which all or none of the entering values are kept already, else the larger of two bounds from below.
         already = np.where(mode == 0, entering.sum(axis=1) - new, 0.0)
         peak = np.maximum(rows.peak[parent], kept - already + considered.working_bytes[segment])
-        peak = np.maximum(peak, kept + considered.settled_bytes[segment])
+        peak = np.maximum(peak, kept + considered.inside_bytes[segment])
         self._raise_forward(peak, kept + new, flags | (entering > 0), segment)
         for (its_mode, start, its_flags), own in tables.learnt.get(column, {}).items():
             known = (mode == its_mode) & (node == start)

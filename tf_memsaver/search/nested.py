@@ -1,14 +1,14 @@
 """Segments within segments: less memory than one level can reach, for more time.
 
 A recompute segment whose own backward pass needs too much is replayed in segments again. With K cuts and the memory m
-in Q slots, least times follow the recurrence of Rotor (Beaumont et al. 2019, "Optimal checkpointing for heterogeneous
+in Q sizes, least times follow the recurrence of Rotor (Beaumont et al. 2019, "Optimal checkpointing for heterogeneous
 chains", Inria RR-9302), for a segment (a, c] whose inputs are kept, with m bytes for everything else:
 
     C(a, c, m) = min( t(a, c) if W(a, c) ≤ m;  min over h of F(a, h) + C(h, c, m − b(a, h)) + C(a, h, m) )
 
 t and W are those of ``tables``, F(a, h) is the time to run forward from a to h, and b(a, h) the bytes that cross h but
 not a. On top lies the forward pass itself, which costs nothing more, and where segments may be stored. O(K³·Q).
-Bytes are rounded to slots, up or down: the simulator says what a plan needs.
+Bytes are rounded to sizes, up or down: the simulator says what a plan needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tf_memsaver.search.facts import Floats, Ints
 from tf_memsaver.search.one_level import Found, OneLevel
 from tf_memsaver.search.polish import polished
 
-SLOTS = 256
+SIZES = 256
 """Sizes of memory that are told apart, up to ``ABOVE`` times the transient bytes of the least peak of one level."""
 
 ABOVE = 1.5
@@ -79,7 +79,7 @@ def least_nested(problem: Problem, seconds: float) -> list[tuple[Segment, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Costs:
-    """The tables in slots of memory: t, F, W and b of recompute segments, W and b of stored ones."""
+    """The tables in sizes of memory: t, F, W and b of recompute segments, W and b of stored ones."""
 
     replay: Floats
     forward: Floats
@@ -96,29 +96,29 @@ class Nested:
         smallest = problem.once(OneLevel).smallest
         self._tables = problem.once(OneLevel).thinned_tables(smallest.segments)
         self._resident = problem.graph.resident_bytes
-        self._slot_bytes = max(1.0, ABOVE * (smallest.peak_bytes - self._resident) / (SLOTS - 1))
-        self._costs = self._in_slots(problem)
+        self._bytes_a_size = max(1.0, ABOVE * (smallest.peak_bytes - self._resident) / (SIZES - 1))
+        self._costs = self._in_sizes(problem)
         count = len(self._tables.positions)
-        self._seconds = np.full((count, count, SLOTS), np.inf)
-        self._split: Ints = np.zeros((count, count, SLOTS), dtype=np.int64)
+        self._seconds = np.full((count, count, SIZES), np.inf)
+        self._split: Ints = np.zeros((count, count, SIZES), dtype=np.int64)
         self._fill()
         self._top, self._next, self._stored = self._over_the_forward_pass()
 
     def all(self) -> Iterator[tuple[Segment, ...]]:
         """Yield the plan of least time for each size of memory, the smallest size first, without repetition."""
         seen = set()
-        for memory in range(SLOTS):
+        for memory in range(SIZES):
             if np.isfinite(self._top[0, memory]):
                 segments = self._spelt_out(memory)
                 if segments not in seen:
                     seen.add(segments)
                     yield segments
 
-    def _slots(self, nbytes: Floats) -> Ints:
-        """Return bytes in slots; more than there are for what is not allowed."""
-        return np.rint(np.minimum(nbytes / self._slot_bytes, 2.0 * SLOTS)).astype(np.int64)
+    def _sizes(self, nbytes: Floats) -> Ints:
+        """Return bytes as sizes; more than there are for what is not allowed."""
+        return np.rint(np.minimum(nbytes / self._bytes_a_size, 2.0 * SIZES)).astype(np.int64)
 
-    def _in_slots(self, problem: Problem) -> _Costs:
+    def _in_sizes(self, problem: Problem) -> _Costs:
         tables, count = self._tables, len(self._tables.positions)
         new = np.zeros((count, count))
         kept = np.zeros((count, count))
@@ -146,22 +146,22 @@ class Nested:
         return _Costs(
             replay=square(grid.replay_seconds[1], np.inf),
             forward=np.maximum(reached[None, :] - reached[:, None], 0.0),
-            working=self._slots(square(grid.working_bytes[1], np.inf) - self._resident),
-            boundary=self._slots(new),
-            stored_working=self._slots(square(grid.working_bytes[0], np.inf) - self._resident),
-            stored_boundary=self._slots(kept),
+            working=self._sizes(square(grid.working_bytes[1], np.inf) - self._resident),
+            boundary=self._sizes(new),
+            stored_working=self._sizes(square(grid.working_bytes[0], np.inf) - self._resident),
+            stored_boundary=self._sizes(kept),
         )
 
     def _fill(self) -> None:
         """Fill C(a, c, ·) for all segments, the short ones first."""
         costs, count = self._costs, len(self._tables.positions)
-        memory = np.arange(SLOTS)
+        memory = np.arange(SIZES)
         for length in range(1, count):
             for start in range(count - length):
                 stop = start + length
                 best = np.where(costs.working[start, stop] <= memory, costs.replay[start, stop], np.inf)
                 between = np.arange(start + 1, stop)
-                if len(between) and costs.working[start, stop] < 2 * SLOTS:
+                if len(between) and costs.working[start, stop] < 2 * SIZES:
                     left = memory[None, :] - costs.boundary[start, between][:, None]
                     rest = np.where(left >= 0, self._seconds[between[:, None], stop, np.maximum(left, 0)], np.inf)
                     total = costs.forward[start, between][:, None] + rest + self._seconds[start, between]
@@ -174,11 +174,11 @@ class Nested:
     def _over_the_forward_pass(self) -> tuple[Floats, Ints, npt.NDArray[np.bool_]]:
         """Return the least time from each cut to the loss, by memory; where the next segment ends, and if stored."""
         costs, count = self._costs, len(self._tables.positions)
-        memory = np.arange(SLOTS)
-        top = np.full((count, SLOTS), np.inf)
-        following: Ints = np.zeros((count, SLOTS), dtype=np.int64)
-        stored = np.zeros((count, SLOTS), dtype=np.bool_)
-        least = self._slots(np.array([self._tables.end_bytes - self._resident]))[0]
+        memory = np.arange(SIZES)
+        top = np.full((count, SIZES), np.inf)
+        following: Ints = np.zeros((count, SIZES), dtype=np.int64)
+        stored = np.zeros((count, SIZES), dtype=np.bool_)
+        least = self._sizes(np.array([self._tables.end_bytes - self._resident]))[0]
         top[-1] = np.where(least <= memory, 0.0, np.inf)
         for start in range(count - 2, -1, -1):
             for keeps, boundary in ((False, costs.boundary), (True, costs.stored_boundary)):
@@ -199,7 +199,7 @@ class Nested:
                 stored[start] = np.where(better, keeps, stored[start])
         return top, following, stored
 
-    # From slots to segments ---------------------------------------------------------------------------------------
+    # From sizes to segments ---------------------------------------------------------------------------------------
 
     def _spelt_out(self, memory: int) -> tuple[Segment, ...]:
         segments, start, last = [], 0, len(self._tables.positions) - 1

@@ -42,7 +42,7 @@ LARGE_FRONT = 128
 NEAR_FRONT = 16
 """The same for plans that are only candidates beside others."""
 
-ROUNDING = 1e-9
+TIME_ERROR = 1e-9
 """More than the share by which sums of times in different orders differ."""
 
 REACH = 16
@@ -155,7 +155,7 @@ class OneLevel:
             if next_found.peak_bytes <= limit:
                 # Sums of the same times in another order differ in their last digits.
                 found, limit = next_found, next_found.peak_bytes - 1
-                seconds = proposal.replay_seconds * (1 + ROUNDING)
+                seconds = proposal.replay_seconds * (1 + TIME_ERROR)
                 if self._is_large:
                     break
             elif not tables.learn(proposal, next_found.measured):
@@ -182,7 +182,7 @@ class OneLevel:
                 break
             found = self._simulated(proposal.segments)
             if found.replay_seconds > limit:
-                seconds, known = proposal.replay_seconds * (1 - ROUNDING), None
+                seconds, known = proposal.replay_seconds * (1 - TIME_ERROR), None
                 continue
             best = found if best is None or found.rank < best.rank else best
             if found.peak_bytes <= proposal.peak_bytes or not tables.learn(proposal, found.measured):
@@ -220,7 +220,7 @@ class OneLevel:
             quick = [
                 tiling
                 for tiling in tilings(given, repeat, self._full.positions)
-                if self._full.costs.replay_seconds_of(tiling.replayed_until) <= seconds * (1 + ROUNDING)
+                if self._full.costs.replay_seconds_of(tiling.replayed_until) <= seconds * (1 + TIME_ERROR)
             ]
             chosen = quick[:: max(1, math.ceil(len(quick) / MOST_TILINGS))]
             tried = [self._simulated(tiled) for tiled in dict.fromkeys(tidied(tiling.segments) for tiling in chosen)]

@@ -13,7 +13,7 @@ In letters: units stand at 1..N, a segment (i, j] holds the units i+1..j, and th
   segments before it. With A(i,q) the values, made in the segment or entering it, that the backward of (i,q] reads, and
   G the gradients, temporaries and workspace of a backward op, which no plan changes: W(i,j) = max over i < q ≤ j of
   A(i,q) + max over the backward ops of unit q of G, where values die, and buffers are taken over, op by op.
-* ``settled_bytes``: the same for a store segment when all that enters it is kept already for segments before it.
+* ``inside_bytes``: the same for a store segment when all that enters it is kept already for segments before it.
 * ``forward_bytes``: the most that is live while the segment runs forward, at the op ``forward_place``: what is still
   to be read in the forward pass and, of what a store segment keeps for itself, the rest. What was kept before the
   segment, or enters it, comes on top, unless it is still to be read itself.
@@ -87,7 +87,7 @@ class Considered:
     replay_seconds: Floats
     stored_bytes: Floats
     working_bytes: Floats
-    settled_bytes: Floats
+    inside_bytes: Floats
     forward_bytes: Floats
     forward_place: Ints
 

@@ -274,7 +274,7 @@ def custom_gradient_bodies(
     """Return the places of the operations in each function that has a gradient of its own, in order.
 
     ``tf.custom_gradient`` runs the function and ends it with an IdentityN of its results and arguments. What the
-    results are made of behind the last of the arguments is the function.
+    results are made of after the last of the arguments is the function.
 
     Args:
       reads: the tensors that each operation reads, in the order in which they run.

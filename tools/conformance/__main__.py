@@ -33,7 +33,7 @@ from absl import app, flags
 from rich.progress import track
 
 from tf_memsaver.units import format_bytes
-from tools.conformance.cell import MODES, Cell, run_variant
+from tools.conformance.cell import TRAINING_MODES, Cell, run_variant
 from tools.conformance.models import APPLICATIONS, RAW, SMALL, TASKS
 from tools.shared.processes import busy_machine, free_addresses
 from tools.shared.records import differences, read
@@ -86,7 +86,7 @@ def _trained_by(model: str, mode: str) -> bool:
 
 
 def _groups() -> dict[str, list[Cell]]:
-    modes = [Cell(model, mode) for model in SMALL for mode in MODES if _trained_by(model, mode)]
+    modes = [Cell(model, mode) for model in SMALL for mode in TRAINING_MODES if _trained_by(model, mode)]
     precise = ("loop_function", "fit", "fit_xla")
     precisions = [
         Cell(model, mode, precision)

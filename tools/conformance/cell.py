@@ -204,7 +204,7 @@ def _distributed_loop(model: Any, strategy: Any, size: int) -> Record:
     return found
 
 
-MODES: dict[str, Mode] = {
+TRAINING_MODES: dict[str, Mode] = {
     "loop_eager": Mode(_loop(lambda step, _: step)),
     "loop_function": Mode(_loop(_as_function())),
     "loop_xla": Mode(_loop(_as_function(jit_compile=True))),
@@ -282,7 +282,7 @@ def _optimized(model: Any, cell: Cell, batch_size: int) -> Any:
         return tf_memsaver.optimize(model, **options)
     optimized = model.optimized(**options)
     share_signature(model, optimized)
-    optimized.compile(model.optimizer, model.loss, **MODES[cell.mode].compile)
+    optimized.compile(model.optimizer, model.loss, **TRAINING_MODES[cell.mode].compile)
     return optimized
 
 
@@ -293,7 +293,7 @@ def _model(cell: Cell, steady: bool) -> Any:
     from tf_memsaver.program.signature import note_inputs
     from tools.conformance.models import MODELS
 
-    case, mode = MODELS[cell.model], MODES[cell.mode]
+    case, mode = MODELS[cell.model], TRAINING_MODES[cell.mode]
     keras.utils.set_random_seed(0)
     model = case.build()
     if case.inputs is not None:
@@ -326,7 +326,7 @@ def train(cell: Cell, variant: str) -> tuple[Record, dict[str, Any]]:
             model = _optimized(model, cell, size // strategy.num_replicas_in_sync)
             parts = [part for part in model._flatten_layers() if hasattr(part, "memsaver_plan")]
             facts["recomputed"] = sum(len(part.memsaver_plan.recomputed) for part in parts)
-    record = MODES[cell.uncompiled if variant == "uncompiled" else cell.mode].run(model, strategy, size)
+    record = TRAINING_MODES[cell.uncompiled if variant == "uncompiled" else cell.mode].run(model, strategy, size)
     facts["peak_bytes"] = _peak()
     for number, variable in enumerate(model.variables):
         record["variable", number, variable.path] = variable.numpy()

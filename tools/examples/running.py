@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from tf_memsaver.check.watch import StepWatch
-from tf_memsaver.compat.allocator import count_memory
+from tf_memsaver.compat.counting import count_memory
 
 Made = tuple[Any, Any]
 """A compiled model, and the data to fit it on; or a ``Loop`` and its data."""

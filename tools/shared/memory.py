@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat.allocator import count_memory
+from tf_memsaver.compat.counting import count_memory
 
 count_memory()
 

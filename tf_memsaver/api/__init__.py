@@ -1,26 +1,26 @@
-"""The verbs: each a few lines over the rooms below."""
+"""The verbs: each a few lines over the rooms below. Here are those for models.
+
+Not here: how anything is done.
+"""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from tf_memsaver.api.asked import part_of, request_of, tell_of
+from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
 from tf_memsaver.capture import model_step
-from tf_memsaver.capture.function_step import capture_function, concrete_function
-from tf_memsaver.check.measure import Measurement, measure
+from tf_memsaver.check.measure import measure
+from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.check.verify import Verification, verify
-from tf_memsaver.compat.devices import bytes_left
-from tf_memsaver.compat.keras_training import own_optimizer
-from tf_memsaver.compat.keras_variables import bytes_of
 from tf_memsaver.compat.versions import versions
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
-from tf_memsaver.options.checks import path
 from tf_memsaver.options.table import (
     ApplyOptions,
     CalibratedOptions,
@@ -28,31 +28,23 @@ from tf_memsaver.options.table import (
     CurveOfTraceOptions,
     CurveOptions,
     EstimateOptions,
-    FunctionOptions,
     LargestBatchOptions,
     OptimizeOptions,
     PlanOfTraceOptions,
     RequestOptions,
-    SavedModelOptions,
-    options_of,
 )
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
 from tf_memsaver.planners.measured import plan_that_keeps
-from tf_memsaver.planners.solve import Plans, check_strategy, solve
-from tf_memsaver.program.batch import subject_of, told_of
-from tf_memsaver.program.function_calls import FunctionCalls
+from tf_memsaver.planners.solve import Plans, check_strategy
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.loop import Loop, mapped, places_of_networks
 from tf_memsaver.program.memo import forget
 from tf_memsaver.program.signature import is_planned_as_a_step
-from tf_memsaver.program.step_program import StepProgram
+from tf_memsaver.program.told import subject_of, told_of
 from tf_memsaver.report.notices import tell
-from tf_memsaver.rewrite.optimized_function import make_optimized_function
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
-from tf_memsaver.saved import saved_model
 from tf_memsaver.saved.export import export_saved_model
 from tf_memsaver.units import AUTO, format_bytes
 
@@ -92,7 +84,7 @@ class Trace:
     def __init__(self, model: Any, graph: Graph, **how: Any) -> None:
         """Wrap a captured step and how it was captured; ``trace`` makes it."""
         self.model, self.graph = model, graph
-        self._how = _part(how, RequestOptions)
+        self._how = part_of(how, RequestOptions)
         self._plans = Plans(graph, versions=versions())
 
     def __repr__(self) -> str:
@@ -109,7 +101,7 @@ class Trace:
         Raises:
           MemsaverError: what ``search_plan`` raises for limits and hints.
         """
-        return self._plans.plan(_request(options, self.model, **self._how))
+        return self._plans.plan(request_of(options, self.model, **self._how))
 
     @takes(CurveOfTraceOptions)
     def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:
@@ -118,7 +110,7 @@ class Trace:
         Raises:
           HintError: a pattern matches no layer, or the hints contradict each other.
         """
-        return self._plans.curve(_request(options, self.model, **self._how), options["points"])
+        return self._plans.curve(request_of(options, self.model, **self._how), options["points"])
 
     def apply(self, plan: Plan) -> Any:
         """Return the model as one that trains by ``plan``; what is returned and raised is ``apply_plan``'s."""
@@ -174,17 +166,17 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     if options["calibrate"]:
         plan = _calibrated(traced, plan, options)
     optimized = traced.apply(plan)
-    _tell_of(_subject(traced.model), plan)
+    tell_of(_subject(traced.model, options), plan)
     if is_planned_as_a_step(traced.model):
         program = program_of(traced.model, plan.request.granularity)
-        if isinstance(program, StepProgram) and program.stays_plain:
+        if program.runs_step and program.stays_plain:
             tell(f"tf_memsaver: {program.stays_plain}")
     return optimized
 
 
-def _subject(model: Any) -> str:
+def _subject(model: Any, options: Mapping[str, Any]) -> str:
     """Return what a plan is for, in words."""
-    if isinstance(model, Loop):
+    if options["step"] is not None:
         return f"step '{model.name}'"
     is_whole = getattr(model, "compiled", False) or is_planned_as_a_step(model)
     return f"model '{model.name}'{'' if is_whole else ' (a step of this model alone: it is not compiled)'}"
@@ -192,7 +184,7 @@ def _subject(model: Any) -> str:
 
 def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
     """Return the plan, or one for less whose steps keep the budget that it was made for."""
-    limits = _part(options, PlanOfTraceOptions)
+    limits = part_of(options, PlanOfTraceOptions)
     how = {"data": options["data"], "step": options["step"], "batch_size": plan.batch_size, "isolate": False}
 
     def measured(plan: Plan) -> int:
@@ -225,8 +217,8 @@ def _planned(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
     """Return a model's traced step and its plan."""
     # A strategy that is not known is told before the step is traced, which takes seconds.
     check_strategy(options["strategy"])
-    traced = trace(model, **_part(options, CaptureOptions))
-    return traced, traced.plan(**_part(options, PlanOfTraceOptions))
+    traced = trace(model, **part_of(options, CaptureOptions))
+    return traced, traced.plan(**part_of(options, PlanOfTraceOptions))
 
 
 @takes(CurveOptions)
@@ -243,80 +235,7 @@ def memory_time_curve(model: Any, **options: Unpack[CurveOptions]) -> tuple[Plan
       HintError: a pattern matches no layer, or the hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
-    return trace(model, **_part(options, CaptureOptions)).curve(**_part(options, CurveOfTraceOptions))
-
-
-@takes(FunctionOptions)
-def optimize_function(function: Any, *specs: Any, **options: Unpack[FunctionOptions]) -> Any:
-    """Return a ``tf.function`` that computes what ``function`` does, over its variables, and trains in less memory.
-
-    Segments are made of single operations, so that a plan may keep a matrix product and recompute the softmax after
-    it; ``keep``, ``recompute`` and ``candidates`` name operations. Nothing of Keras is needed: a plain ``tf.Module``,
-    or a function of a loaded SavedModel, will do. Gradients are taken outside, by a tape around the call, and are
-    bit-identical in a ``tf.function``.
-
-    Args:
-      function: a ``tf.function``, a concrete function, or a Python function to trace.
-      *specs: what to trace it with (``tf.TensorSpec``, or Python values for arguments that are no tensors); none for a
-        concrete function. A first dimension may be unknown and stays free.
-      batch_size: what a free first dimension is planned for. It may be left out where all dimensions are known.
-      budget: as in ``optimize``; what the training step takes outside the function is not known, and not counted.
-
-    Returns:
-      A ``tf.function`` with the plan in its attribute ``memsaver_plan``. It stands for the trace with the given specs:
-      called with another Python value, it raises.
-
-    Raises:
-      InvalidRequestError: a dimension is free and there is no ``batch_size``, or an argument has no meaning.
-      UnknownDimensionError: a dimension other than the first is unknown.
-      UnsupportedModelError: the function uses no trainable variable, or returns nothing that has a gradient.
-      MemsaverError: what ``search_plan`` raises for plans.
-    """
-    request = _request(options, granularity="op")
-    calls = FunctionCalls(concrete_function(function, specs))
-    plan = _function_plan(calls, options["batch_size"], request)
-    optimized = make_optimized_function(calls, plan)
-    _tell_of(f"function '{calls.name}'", plan)
-    return optimized
-
-
-@takes(SavedModelOptions)
-def rewrite_saved_model(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    **options: Unpack[SavedModelOptions],
-) -> dict[str, Plan]:
-    """Write a SavedModel anew so that training through its functions takes less memory; return the plans by function.
-
-    The model's Python code is not needed, and neither is tf_memsaver where the result is loaded. Functions that
-    gradients can be taken through are rewritten as ``optimize_function`` does it: those traced with ``training=True``,
-    and those without such an argument that use trainable variables. Serving signatures, variables and their names,
-    assets and all other objects are carried over.
-
-    Args:
-      source: the folder of a SavedModel.
-      target: the folder to write.
-      batch_size: what a free first dimension is planned for.
-      budget: as in ``optimize_function``.
-
-    Raises:
-      InvalidRequestError: ``source`` is no readable SavedModel, or has no such function; or ``target`` is no place for
-        output (an empty path, a folder in use, the source).
-      OutputExistsError: ``target`` exists and may not be replaced.
-      UnsupportedModelError: nothing in it can be trained.
-      MemsaverError: what ``optimize_function`` raises.
-    """
-    request = _request(options, granularity="op")
-    plans = saved_model.rewrite(
-        source=path("source", source),
-        target=target,
-        functions=options["functions"],
-        overwrite=options["overwrite"],
-        planner=lambda calls: _function_plan(calls, options["batch_size"], request),
-    )
-    for name, plan in plans.items():
-        _tell_of(f"function '{name}'", plan)
-    return plans
+    return trace(model, **part_of(options, CaptureOptions)).curve(**part_of(options, CurveOfTraceOptions))
 
 
 @takes(ApplyOptions)
@@ -386,69 +305,19 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     plain = _plain_subject(model, options)
     forget(plain)
     told = told_of(plain, {**options, "batch_size": start})
-    request = _request({**options, "budget": options["budget"] or AUTO}, told.model)
+    request = request_of({**options, "budget": options["budget"] or AUTO}, told.model)
     if request.budget_bytes is None:
         raise InvalidRequestError("a share of the plain peak is a budget for one batch size. Give bytes, or 'auto'.")
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)
         return model_step.capture_graph(
-            told.model, **{**_part(options, CaptureOptions), "batch_size": size, "step": None}
+            told.model, **{**part_of(options, CaptureOptions), "batch_size": size, "step": None}
         )
 
     def measured(plan: Plan) -> int:
         optimized = make_optimized(told.model, plan)
         return measure(optimized, data=options["data"], batch_size=plan.batch_size, steps=3).peak_bytes
 
-    is_run = not options["predict_only"] and not isinstance(told.model, Loop)
+    is_run = options["step"] is None and not options["predict_only"]
     return largest_batch(capture, request, told.batch_size, versions=versions(), measure=measured if is_run else None)
-
-
-def _part(options: Mapping[str, Any], group: Any) -> dict[str, Any]:
-    """Return those of a verb's options that are of a group."""
-    return {name: options[name] for name in options_of(group) if name in options}
-
-
-def _tell_of(subject: str, plan: Plan) -> None:
-    """Say what a plan does for a model or function, and warn where that is little."""
-    tell(f"tf_memsaver: {subject}: {plan}")
-    if plan.advice:
-        logging.warning("tf_memsaver: %s: %s", subject, plan.advice)
-
-
-def _function_plan(calls: FunctionCalls, batch_size: int | None, request: Request) -> Plan:
-    graph = capture_function(calls, batch_size=batch_size, profile=request.profile)
-    return solve(graph, request, versions=versions())
-
-
-def _request(options: Mapping[str, Any], model: Any = None, **fixed: Any) -> Request:
-    """Return what the options of a verb ask of a planner; ``budget="auto"`` is what the device has left for a step.
-
-    What a model's variables and optimizer take already is a part of a step.
-
-    Raises:
-      InvalidRequestError: nothing tells how much memory there is, or a limit has no meaning.
-    """
-    asked = {**options, **fixed}
-    if asked.get("budget") == AUTO:
-        asked["budget"] = int(_OF_WHAT_IS_LEFT * _bytes_left()) + _bytes_taken(model)
-    request = Request.of(asked)
-    check_strategy(request.strategy)
-    return request
-
-
-_OF_WHAT_IS_LEFT = 0.9
-"""Buffers are not all that a process needs, and others work beside it."""
-
-
-def _bytes_left() -> int:
-    left = bytes_left()
-    if left is None:
-        raise InvalidRequestError("budget='auto': this system does not tell how much memory is left. Give bytes.")
-    return left
-
-
-def _bytes_taken(model: Any) -> int:
-    optimizer = own_optimizer(model)
-    variables = [*getattr(model, "variables", ()), *(optimizer.variables if optimizer else ())]
-    return sum(map(bytes_of, variables))

@@ -1,0 +1,64 @@
+"""What verbs have in common: what their options ask of a planner, and what is said of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from tf_memsaver.compat.devices import bytes_left
+from tf_memsaver.compat.keras_training import own_optimizer
+from tf_memsaver.compat.keras_variables import bytes_of
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.options.table import options_of
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
+from tf_memsaver.planners.solve import check_strategy
+from tf_memsaver.report.notices import tell
+from tf_memsaver.units import AUTO
+
+
+def part_of(options: Mapping[str, Any], group: Any) -> dict[str, Any]:
+    """Return those of a verb's options that are of a group."""
+    return {name: options[name] for name in options_of(group) if name in options}
+
+
+def tell_of(subject: str, plan: Plan) -> None:
+    """Say what a plan does for a model or function, and warn where that is little."""
+    tell(f"tf_memsaver: {subject}: {plan}")
+    if plan.advice:
+        logging.warning("tf_memsaver: %s: %s", subject, plan.advice)
+
+
+def request_of(options: Mapping[str, Any], model: Any = None, **fixed: Any) -> Request:
+    """Return what the options of a verb ask of a planner; ``budget="auto"`` is what the device has left for a step.
+
+    What a model's variables and optimizer take already is a part of a step.
+
+    Raises:
+      InvalidRequestError: nothing tells how much memory there is, or a limit has no meaning.
+    """
+    asked = {**options, **fixed}
+    if asked.get("budget") == AUTO:
+        asked["budget"] = int(_OF_WHAT_IS_LEFT * _bytes_left()) + _bytes_taken(model)
+    request = Request.of(asked)
+    check_strategy(request.strategy)
+    return request
+
+
+_OF_WHAT_IS_LEFT = 0.9
+"""Buffers are not all that a process needs, and others work beside it."""
+
+
+def _bytes_left() -> int:
+    left = bytes_left()
+    if left is None:
+        raise InvalidRequestError("budget='auto': this system does not tell how much memory is left. Give bytes.")
+    return left
+
+
+def _bytes_taken(model: Any) -> int:
+    optimizer = own_optimizer(model)
+    variables = [*getattr(model, "variables", ()), *(optimizer.variables if optimizer else ())]
+    return sum(map(bytes_of, variables))

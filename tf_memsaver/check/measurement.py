@@ -1,0 +1,137 @@
+"""What training steps took, and how that is measured in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tf_memsaver.check.running import How, StepRunner, runner_of
+from tf_memsaver.check.training_step import KeptState
+from tf_memsaver.check.watch import device_name
+from tf_memsaver.compat.keras_variables import bytes_of, is_trained
+from tf_memsaver.options.table import MeasureMode
+from tf_memsaver.program.data import Batch
+from tf_memsaver.program.told import Told
+from tf_memsaver.rewrite.optimized_model import strip
+from tf_memsaver.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one variant's training steps took. Bytes are the device allocator's own count.
+
+    ``peak_bytes`` is the largest peak of ``steps`` whole steps: weights, optimizer slots, batch, gradients,
+    activations, scratch; ``least_peak_bytes`` the smallest. ``live_bytes`` was live before the steps (the least of
+    them: on a busy machine a step may begin before the last one's buffers are free), ``gradient_bytes`` is the size of
+    the weights' gradients, and ``activation_bytes`` what remains of the peak without both. ``step_seconds`` is the
+    median step; the middle half of the steps took ``step_seconds_range``. ``trace_seconds`` is the time to trace the
+    step (0 in eager mode; with XLA it includes the compilation).
+
+    Where plain steps ran in between, ``plain_step_seconds`` is their median, and ``slowdown_range`` the least and the
+    largest of what ``ROUNDS`` rounds of both say: how much longer a step is than a plain one, as a share.
+    """
+
+    device: str
+    mode: MeasureMode
+    batch_size: int
+    peak_bytes: int
+    least_peak_bytes: int
+    live_bytes: int
+    gradient_bytes: int
+    step_seconds: float
+    step_seconds_range: tuple[float, float]
+    trace_seconds: float
+    steps: int
+    plain_step_seconds: float | None = None
+    slowdown_range: tuple[float, float] | None = None
+
+    @property
+    def activation_bytes(self) -> int:
+        """Peak less what was live before the step and less the weights' gradients."""
+        return self.peak_bytes - self.live_bytes - self.gradient_bytes
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer a step is than a plain one, as a share of it; None where no plain steps ran in between."""
+        return None if self.plain_step_seconds is None else self.step_seconds / self.plain_step_seconds - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields, ``activation_bytes`` and ``slowdown`` as plain JSON data."""
+        data = dataclasses.asdict(self)
+        return {**data, "activation_bytes": self.activation_bytes, "slowdown": self.slowdown}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """Return what ``to_json`` described."""
+        fields: dict[str, Any] = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        for name in ("step_seconds_range", "slowdown_range"):
+            fields[name] = None if fields[name] is None else tuple(fields[name])
+        return cls(**fields)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.mode} on {self.device}: peak {format_bytes(self.peak_bytes)} (smallest of {self.steps} steps "
+            f"{format_bytes(self.least_peak_bytes)}), activations {format_bytes(self.activation_bytes)}, step "
+            f"{self.step_seconds:.3f} s"
+        )
+        if self.slowdown_range is None:
+            return text
+        least, most = self.slowdown_range
+        return f"{text}, {self.slowdown:+.0%} of a plain one ({least:+.0%} to {most:+.0%})"
+
+
+ROUNDS = 4
+"""How often plain and optimized steps take turns: what else the machine does meets both."""
+
+
+def measure_here(model: Any, told: Told, given: Batch, how: How, steps: int, beside_plain: bool) -> Measurement:
+    """Measure in this process, where buffers of other work may be counted; see ``measure``."""
+    plain = strip(model) if beside_plain else None
+    with KeptState(*filter(None, (model, plain))), runner_of(model, told, given, how) as runner:
+        first, found = runner.run(1), runner.run(steps)
+        beside = None
+        if plain is not None:
+            with runner_of(plain, told, given, how) as other:
+                beside = _in_turns(runner, other, max(2, steps // ROUNDS))
+    seconds = statistics.median(found.seconds) if beside is None else beside.seconds
+    quartiles = statistics.quantiles(found.seconds, n=4) if steps > 1 else found.seconds * 3
+    return Measurement(
+        device=device_name(),
+        mode=how.mode,
+        batch_size=told.batch_size,
+        peak_bytes=max(found.peaks),
+        least_peak_bytes=min(found.peaks),
+        live_bytes=min(found.lives),
+        gradient_bytes=sum(bytes_of(v) for v in model.trainable_variables if is_trained(v)),
+        step_seconds=seconds,
+        step_seconds_range=(quartiles[0], quartiles[-1]),
+        trace_seconds=0.0 if how.mode == "eager" else max(0.0, first.seconds[0] - seconds),
+        steps=steps,
+        plain_step_seconds=None if beside is None else beside.plain_seconds,
+        slowdown_range=None if beside is None else beside.slowdown_range,
+    )
+
+
+class _Beside(NamedTuple):
+    """Medians of steps that ran in turns with plain ones, in seconds, and the range of their ratio less one."""
+
+    seconds: float
+    plain_seconds: float
+    slowdown_range: tuple[float, float]
+
+
+def _in_turns(runner: StepRunner, plain: StepRunner, count: int) -> _Beside:
+    """Run some steps of both in turns, in ``ROUNDS`` rounds; the first step of each turn does not count."""
+    plain.run(1)
+    rounds = [[each.run(1 + count).seconds[1:] for each in (plain, runner)] for _ in range(ROUNDS)]
+    theirs, ours = zip(*rounds, strict=True)
+    ratios = [statistics.median(b) / statistics.median(a) - 1 for a, b in rounds]
+    return _Beside(
+        seconds=statistics.median(itertools.chain(*ours)),
+        plain_seconds=statistics.median(itertools.chain(*theirs)),
+        slowdown_range=(min(ratios), max(ratios)),
+    )

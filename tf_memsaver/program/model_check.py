@@ -1,0 +1,56 @@
+"""Whether a model is one that something can be done for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+from tf_memsaver.compat import keras_models
+from tf_memsaver.compat.backend import check_backend
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.program.train_step import has_own_train_step
+from tf_memsaver.units import shown
+
+
+def check_model(model: Any, *, needs_call: bool = True) -> None:
+    """Check that a model is one of Keras 3 on TensorFlow and, unless its step is planned, that it can be called.
+
+    Raises:
+      UnsupportedModelError: it is not.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got the text or path {shown(model)}. "
+            f"Load the model first, with keras.models.load_model."
+        )
+    if isinstance(model, type) and issubclass(model, keras.Model):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got the class {model.__name__} itself. Give an instance: {model.__name__}(...)."
+        )
+    if not isinstance(model, keras.Model):
+        raise UnsupportedModelError(
+            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
+            f"are not supported here; build the model with Keras 3."
+        )
+    check_backend()
+    if needs_call and keras_models.has_no_call(model):
+        raise _without_a_call(model)
+    if isinstance(model, keras.Sequential) and keras_models.inner_functional(model) is None:
+        raise UnsupportedModelError(
+            f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
+            f"model.build((None, ...)) with the input shape."
+        )
+
+
+def _without_a_call(model: Any) -> UnsupportedModelError:
+    advice = (
+        "Give data=, what fit is given: then the networks that its train_step trains are planned for, all at once."
+        if has_own_train_step(model)
+        else "Give it a call(), or a train_step() that trains its networks."
+    )
+    return UnsupportedModelError(
+        f"model '{model.name}' ({type(model).__name__}) has no call(), so that there is no forward pass to cut. "
+        f"{advice}"
+    )

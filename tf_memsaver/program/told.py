@@ -1,0 +1,112 @@
+"""What a caller tells of a training: the model, or the loop that calls it, and the batches that it is trained on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from absl import logging
+
+from tf_memsaver.compat import keras_training
+from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.program.batch import synthetic_batch
+from tf_memsaver.program.data import Batch, Data, data_of
+from tf_memsaver.program.loop import Loop, loop_of
+from tf_memsaver.program.model_check import check_model
+from tf_memsaver.program.signature import is_planned_as_a_step, note_batch, note_inputs
+from tf_memsaver.program.train_step import has_own_train_step
+
+_WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose own step was left out, which was said."""
+
+
+class Told(NamedTuple):
+    """What a caller tells of the batches that a model is trained on; ``data`` is None where only their size is told.
+
+    ``model`` is what is trained: the model, or with ``step`` the loop that calls it.
+    """
+
+    model: Any
+    batch_size: int
+    data: Data | None
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there are real batches."""
+        return self.data is not None and self.data.batches is not None
+
+    def batches(self, model: Any, count: int) -> list[Batch]:
+        """Return batches of this size for a model: real ones where there are any, or else made-up ones.
+
+        Samples of a real batch come again where more are asked for.
+        """
+        if self.data is None or not self.has_batches:
+            return [synthetic_batch(model, self.batch_size, seed=number) for number in range(count)]
+        return [batch.mapped(self._cut) for batch in self.data.first(count)]
+
+    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
+        assert self.data is not None
+        size = self.data.batch_size
+        if size is None or not tensor.shape.rank or tensor.shape[0] != size:
+            return tensor
+        times = -(-self.batch_size // size)
+        return tf.concat([tensor] * times, 0)[: self.batch_size] if times > 1 else tensor[: self.batch_size]
+
+
+def told_of(model: Any, options: Mapping[str, Any]) -> Told:
+    """Note what the options ``data``, ``inputs`` and ``step`` tell of a model's batches; return it with their size.
+
+    Raises:
+      InvalidRequestError: the batch size is not told, or the data is not what the model takes.
+      UnsupportedModelError: no Keras model, or its call cannot be traced with this.
+    """
+    model = subject_of(model, options)
+    check_model(model, needs_call=options["data"] is None)
+    given, size = options["data"], options["batch_size"]
+    if options.get("inputs") is not None:
+        note_inputs(model, options["inputs"])
+    if given is None:
+        if size is None:
+            raise InvalidRequestError(
+                "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
+            )
+        if has_own_train_step(model) and not is_planned_as_a_step(model) and model not in _WARNED:
+            _WARNED.add(model)
+            logging.warning(
+                "model '%s' has a train_step of its own, which cannot be traced without data: what is planned is its "
+                "call alone, with a step as Keras makes it. Give data=, what fit is given.",
+                model.name,
+            )
+        return Told(model, size, None)
+    if isinstance(model, Loop):
+        # What a loop's step is given is what one of the replicas gets.
+        data, replicas = model.data_of(given, size), 1
+    else:
+        data = data_of(given, keras_training.preprocessing_of(model), batch_size=size)
+        replicas = keras_training.replicas_of(model)
+    if size is None:
+        if data.batch_size is None:
+            raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")
+        # ``fit`` parts a batch among the replicas.
+        size = max(1, data.batch_size // replicas)
+    note_batch(model, data.specs)
+    return Told(model, size, data)
+
+
+def subject_of(model: Any, options: Mapping[str, Any]) -> Any:
+    """Return what is trained: the model that was given or, with the option ``step``, the loop that calls it or them.
+
+    Raises:
+      InvalidRequestError: the step is no function, or there is no data to trace it on.
+      UnsupportedModelError: something in it is no Keras model.
+    """
+    step = options.get("step")
+    if step is None:
+        return model
+    if options["data"] is None:
+        raise InvalidRequestError("step= needs data=: the dataset that your loop goes over, or a batch of it.")
+    if options.get("inputs") is not None:
+        raise InvalidRequestError("leave inputs= out: what the step calls the model with is seen when it is traced.")
+    return loop_of(model, step)
