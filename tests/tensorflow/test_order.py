@@ -17,6 +17,7 @@ from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.parity import control
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.runtime.order import _touched
+from tools.conformance.small_models import autoencoder
 
 X = tf.constant(np.random.default_rng(0).standard_normal((8, 16)).astype("float32"))
 
@@ -222,3 +223,50 @@ def test_results_in_fit_are_those_of_the_plain_model() -> None:
         model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
         found.append([np.asarray(each).tobytes() for each in (*model.variables, *model.optimizer.variables)])
     assert found[0] == found[1]
+
+
+def test_a_gradient_that_is_passed_on_as_it_is_is_no_kernel() -> None:
+    """The gradient of a sum of equal shapes reads as a reduction, which graph optimisation takes out."""
+
+    def step(x: Any, y: Any, bias: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, y, bias])
+            loss = tf.reduce_sum((x - y + bias) ** 2)
+        return tape.gradient(loss, [x, y, bias])
+
+    free = tf.TensorSpec((None, 16))
+    traced = tf.function(step).get_concrete_function(free, free, tf.TensorSpec((16,)))
+    held = {each.operation for each in control.held_in_order(traced.graph.get_operations(), ())}
+    sums = [each for each in traced.graph.get_operations() if each.type == "Sum" and "gradient_tape" in each.name]
+    shapes = [reader.outputs[0].shape.as_list() for each in sums for reader in each.outputs[0].consumers()]
+    assert sorted(shapes, key=len) == [[16], [None, 16], [None, 16]]
+    assert [each for each in sums if each in held] == [sums[shapes.index([16])]]
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_a_sum_of_three_terms_begins_where_that_of_the_plain_step_does(policy: str) -> None:
+    """One of the terms is such a gradient: an identity that waits kept its buffer from being taken over."""
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        model = autoencoder()
+        model.compile("sgd", "mse", jit_compile=False)
+        plan = tf_memsaver.search_plan(model, batch_size=1024, strategy="min_peak")
+        assert any(segment.mode.value == "recompute" for segment in plan.segments)
+        start = [np.asarray(each) for each in model.variables]
+        x = np.random.default_rng(0).standard_normal((1024, 32)).astype("float32")
+
+        def gradients(model: Any) -> list[bytes]:
+            for variable, value in zip(model.variables, start, strict=True):
+                variable.assign(value)
+
+            @tf.function(input_signature=[tf.TensorSpec((None, 32))])
+            def step(x: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = model.compute_loss(x=x, y=x, y_pred=model(x, training=True), training=True)
+                return tape.gradient(loss, [each.value for each in model.trainable_variables])
+
+            return [tf.convert_to_tensor(each).numpy().tobytes() for each in step(x)]
+
+        assert gradients(model) == gradients(tf_memsaver.apply_plan(model, plan))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")

@@ -15,6 +15,7 @@ from tf_memsaver.parity.grappler import (
     HELD_IN_ORDER,
     MERGED_WITH_BIAS_GRADIENT,
     PADS,
+    TAKEN_OUT_IF_EQUAL,
     TAPE_SCOPE,
 )
 
@@ -36,9 +37,7 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
     """
     merges = takes_onednn()
     place = {id(each): number for number, each in enumerate(operations)}
-    kernels = [
-        each for each in operations if (each.type in HELD_IN_ORDER and _is_backward(each)) or each.name in others
-    ]
+    kernels = [each for each in operations if each.name in others or (_is_backward(each) and _may_be_held(each))]
     biases: dict[int, list[Any]] = {}
     for each in kernels:
         if each.type == BIAS_GRADIENT:
@@ -61,6 +60,21 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
         if id(each) not in moved:
             found.append(Held(each, waits=not _reads_a_pad(each)))
     return found
+
+
+def _may_be_held(operation: Any) -> bool:
+    """Whether an operation is a kernel, also once the graph is optimised.
+
+    What leaves its input as it is, as the gradient of a sum of equal shapes does, is taken out, and others share the
+    buffer, which decides where a sum of three terms begins. If it waits, an identity stays.
+    """
+    if operation.type not in HELD_IN_ORDER:
+        return False
+    if operation.type not in TAKEN_OUT_IF_EQUAL:
+        return True
+    given, made = operation.inputs[0].shape, list(operation.outputs)
+    made += [reader.outputs[0] for reader in made[0].consumers() if reader.type == "Reshape"]
+    return given.rank is None or all(given.as_list() != (each.shape.rank and each.shape.as_list()) for each in made)
 
 
 def _is_backward(operation: Any) -> bool:

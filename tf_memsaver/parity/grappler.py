@@ -191,6 +191,10 @@ for. Neither are forward operations: the remapper fuses none that wait, and a ``
 control inputs end the process (``mkl_layout_pass.cc: MergeConv2DWithBiasAdd`` counts the inputs, and these, too).
 """
 
+TAKEN_OUT_IF_EQUAL = frozenset({"BroadcastTo", "Slice", "Sum", "Tile"})
+"""Of these, operations whose result is what they are given (``constant_folding.cc: SimplifyReduction, SimplifySlice,
+SimplifyTile``; ``MaterializeBroadcastGradientArgs`` tells which gradients of sums these are)."""
+
 # Names --------------------------------------------------------------------------------------------------------------
 
 TAPE_SCOPE, FUNCTION_SCOPE = "gradient_tape", "gradients"
