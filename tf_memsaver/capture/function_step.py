@@ -100,6 +100,9 @@ class FunctionStep:
     def update(self, gradients: list[tuple[Any, Any]]) -> None:
         """Do nothing: there is no optimizer."""
 
+    def metrics(self, outputs: list[Any]) -> None:
+        """Add nothing."""
+
     def losses_of(self, operation: Any) -> list[Any]:
         """Return nothing: a function returns its losses."""
         del operation

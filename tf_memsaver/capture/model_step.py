@@ -26,6 +26,7 @@ from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.losses import needs_stand_in, training_loss
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
+from tf_memsaver.program.signature import trained_on
 from tf_memsaver.program.told import told_of
 from tf_memsaver.program.train_step import Placeholders
 
@@ -184,6 +185,22 @@ class ModelStep:
         """Return the compiled loss, or what stands in for it."""
         results = self._program.finish(outputs)
         return training_loss(self._model, self._given, results, stand_in=self._stand_in)
+
+    def metrics(self, outputs: list[Any]) -> None:
+        """Add the compiled metrics, where data tells what they are given; their variables take no memory."""
+        if not trained_on(self._model) or self._stand_in:
+            return
+        x, y, weight = self._given
+        try:
+            with variables_unallocated():
+                results = self._program.finish(outputs)
+                self._model.compute_metrics(x=x, y=y, y_pred=results, sample_weight=weight)
+        except Exception as error:  # Whatever a metric that somebody wrote may raise.
+            logging.warning(
+                "model '%s': its metrics cannot be traced (%s): what they take is not counted",
+                self._model.name,
+                first_line(error),
+            )
 
     def update(self, gradients: list[tuple[Any, Any]]) -> None:
         """Let the optimizer update the weights; slots that it makes only now take no memory either.

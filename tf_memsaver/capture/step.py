@@ -110,6 +110,10 @@ class CalledStep(StepSource, Protocol):
         """Return the scalar loss for the tensors of ``sequence.outputs``."""
         ...
 
+    def metrics(self, outputs: list[Any]) -> None:
+        """Add what a step does with its results beside the loss."""
+        ...
+
     def losses_of(self, operation: Any) -> list[Any]:
         """Return the losses that a call's operation has added."""
         ...
@@ -327,6 +331,8 @@ class _Tracer:
             scaled = self._step.loss
             if self._source.optimizer is not None:
                 scaled = self._source.optimizer.scale_loss(scaled)
+        # They need nothing but the results, so TensorFlow works them out when these are there.
+        self._source.metrics(flat)
         return tape, sources, scaled
 
     def _take(self, tensor: Any) -> Any | None:
