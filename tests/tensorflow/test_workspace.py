@@ -45,6 +45,11 @@ def half(*shape: int) -> Any:
     return tf.cast(image(*shape), tf.bfloat16)
 
 
+def equation_sums_much(spec: Any) -> bool:
+    """Whether an einsum reads more than four times what it makes."""
+    return spec.type == "Einsum" and min(spec.input_bytes) > 4 * spec.output_bytes[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "run", "inputs"),
     [
@@ -77,5 +82,7 @@ def test_rules_say_what_kernels_allocate(kind: str, run: Any, inputs: list[Any])
     least = min(memory.peak_over_live(lambda: step(*inputs)) for _ in range(3))
     slack = 1 << 20
     assert result + predicted <= least + slack
+    # Eigen may add up the two halves of a long sum, each in a buffer (TensorContractionThreadPool.h: ShardByInnerDim).
+    halves = result if equation_sums_much(spec) else 0
     # A buffer may lie in a chunk that is larger by less than its size.
-    assert least < 2 * (result + predicted) + read + slack
+    assert least < 2 * (result + predicted + halves) + read + slack
