@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.tapes import followed
 from tf_memsaver.parity.gates import is_of_shapes
+from tf_memsaver.parity.readers import readers_of
 from tf_memsaver.runtime.replayable import Replayable, Shared, Tensors
 
 _EAGER_TERMS = 64
@@ -69,7 +70,10 @@ class FirstRun:
     def run(self, shared: Shared) -> None:
         """Run the function, and note what it returns and adds to the graph."""
         one_by_one = shared.parity.terms_one_by_one
-        others = [one_by_one and self.function.is_input_of_others(place) for place in range(len(self.inputs))]
+        others = [
+            one_by_one and (self.function.is_input_of_others(place) or id(tensor) in shared.read_by_makers)
+            for place, tensor in enumerate(self.inputs)
+        ]
         if tf.executing_eagerly():
             self.outputs = self.function.first_run(self.inputs, self.weights)
             self.held = self.function.held()
@@ -78,6 +82,8 @@ class FirstRun:
             return
         graph = tf.compat.v1.get_default_graph()
         start = graph.num_operations()
+        # Who makes a tensor may read it, too: the position bias of a T5, which its first layer makes and adds.
+        others = [each or (one_by_one and bool(readers_of(t))) for each, t in zip(others, self.inputs, strict=True)]
         self.outputs = self.function.first_run(self.inputs, self.weights)
         self.held = self.function.held()
         self.operations = tuple(graph.get_operations()[start:])

@@ -65,7 +65,17 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
         return gradients
 
     note_sums(gradient)
-    outputs = with_gradient(first.outputs, first.places, gradient)
+    outputs = _with_terms_noted(first, with_gradient(first.outputs, first.places, gradient), reached, shared)
+    if not tf.executing_eagerly():
+        shared.read_by_makers.update(id(each) for each, own in zip(outputs, first.term_by_term, strict=True) if own)
+    return outputs
+
+
+def _with_terms_noted(
+    first: FirstRun, outputs: list[tf.Tensor], reached: dict[int, tuple[tf.Tensor, ...]], shared: Shared
+) -> list[tf.Tensor]:
+    """Return outputs whose gradients are noted in ``reached`` as they arrive, in terms where they are sums of some."""
+    function = first.function
     if len(outputs) == 1 and not first.term_by_term[0]:
         return outputs
     noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]

@@ -69,11 +69,13 @@ class Replayable(Protocol):
 class Shared:
     """What the segments of one forward pass share.
 
-    ``ordered`` is the batch size of a plan whose step is held in order (see ``order``), or None.
+    ``read_by_makers`` are the ids of the outputs that the segments that made them read, too; eagerly nothing tells which
+    these are. ``ordered`` is the batch size of a plan whose step is held in order (see ``order``), or None.
     """
 
     traces: twins.Traces = field(default_factory=twins.Traces)
     gates: Gates = field(default_factory=Gates)
     names: Names = field(default_factory=lambda: level_here().names())
     parity: Parity = field(default_factory=level_here)
+    read_by_makers: set[int] = field(default_factory=set)
     ordered: int | None = None
