@@ -17,6 +17,7 @@ from tf_memsaver.errors import (
     InvalidRequestError,
 )
 from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.plan import registry
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
@@ -227,3 +228,27 @@ def test_a_budget_as_a_share_of_the_plain_peak() -> None:
     assert caught.value.budget_bytes == int(0.01 * plain.peak_bytes)
     with pytest.raises(InvalidRequestError, match="asks for a device"):
         Request.of({"budget": "auto"})
+
+
+@pytest.mark.parametrize("strategy", ["auto", "min_time"])
+def test_a_budget_is_kept_by_what_the_allocator_takes_at_most(strategy: str) -> None:
+    graph = dataclasses.replace(chain([8, 12, 5, 9, 7, 11, 6, 10], scale=2**20), device="CPU")
+    simulator = Simulator(graph)
+    least = solve(graph, Request(strategy="min_peak"))
+    most = simulator.highest_peak(least.segments)
+    overheads = []
+    for budget in range(
+        least.peak_bytes, simulator.highest_peak(solve(graph, Request(strategy="plain")).segments), 2**20
+    ):
+        plan = solve(graph, Request(strategy=strategy, budget_bytes=budget))
+        assert plan.peak_bytes <= budget
+        highest = simulator.highest_peak(plan.segments)
+        assert highest <= budget or budget < most
+        # Where nothing keeps that, the plan says so and what helps.
+        assert ("calibrate=True" in plan.advice) == (highest > budget)
+        overheads.append(plan.step_overhead)
+    assert overheads == sorted(overheads, reverse=True) or strategy == "min_time"
+    assert most > least.peak_bytes
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        solve(graph, Request(strategy=strategy, budget_bytes=least.peak_bytes - 2**20))
+    assert caught.value.least_bytes <= least.peak_bytes

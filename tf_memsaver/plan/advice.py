@@ -1,4 +1,4 @@
-"""Why a plan saves little, in words, and what to try instead."""
+"""Why a plan saves little, or may not keep its budget, in words, and what to try instead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,23 @@ _SMALLER_UNITS = {
 
 
 def advice(simulator: Simulator, plan: Plan) -> str:
-    """Return why a plan saves less than ``WORTH_WHILE`` and what to try; an empty string if it saves more."""
+    """Return why a plan saves less than ``WORTH_WHILE``, or may not keep its budget, and what to try; or nothing."""
+    return " ".join(filter(None, (_of_savings(simulator, plan), _of_budget(simulator, plan))))
+
+
+def _of_budget(simulator: Simulator, plan: Plan) -> str:
+    """Return what to do about a budget that no plan keeps by what the allocator takes at most."""
+    budget, highest = plan.request.budget_bytes, simulator.highest_peak(plan.segments)
+    if budget is None or highest <= budget:
+        return ""
+    return (
+        f"steps may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, as "
+        f"TensorFlow's allocator has it; no plan was found that stays below. What real steps take is told by "
+        f"tf_memsaver.measure, and by optimize(..., calibrate=True), which plans again for less where they take more."
+    )
+
+
+def _of_savings(simulator: Simulator, plan: Plan) -> str:
     request, replays, plain_peak_bytes = plan.request, plan.recomputed_units, plan.plain_peak_bytes
     saved = 1 - plan.peak_bytes / plain_peak_bytes if plain_peak_bytes else 0.0
     if replays and saved >= WORTH_WHILE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
@@ -24,8 +24,14 @@ __all__ = ["Plans", "Versions", "check_strategy", "curve", "planner_names", "sol
 Versions = Mapping[str, str] | Sequence[tuple[str, str]]
 """Name and version of what a plan was made with."""
 
-MOST_BUDGET_ROUNDS = 8
-"""How often a planner is asked again because the allocator's peak of its plan is above the budget."""
+MOST_BUDGET_ROUNDS = 4
+"""How often a planner is asked because what its plan takes is above the budget, or well below it."""
+
+BUDGET_PRECISION = 0.01
+"""A plan that is below the budget by so small a share of it is taken, and a limit is looked for no closer."""
+
+Judge = Callable[[tuple[Segment, ...]], int]
+"""Returns a peak in bytes."""
 
 
 def solve(graph: Graph, request: Request, *, versions: Versions = ()) -> Plan:
@@ -139,34 +145,69 @@ def _plan(
 def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
     """Return a certified proposal and its reported peak, within the budget where there is one.
 
-    Planners count the bytes of tensors. What the allocator reports is more, by an amount that only the finished plan
-    tells: so the planner is asked again for less, by as much as its last answer was above the budget.
+    What the allocator takes on top differs from step to step: a budget is compared with the highest peak and, only
+    where no plan of the planner or of those that it falls back to keeps that, with the reported one.
     """
     budget = problem.request.budget_bytes
     if budget is None:
         return _certified(planner, problem)
-    limit, least, seen = budget, 0, set()
+    most, choices = problem.request.max_overhead, list[Choice]()
+    for choice in _keeping(planner, problem, budget):
+        choices.append(choice)
+        if most is None or problem.overhead(problem.simulator.measure(choice.segments).replay_seconds) <= most:
+            return choice, problem.simulator.reported_peak(choice.segments)
+    return choices[0], problem.simulator.reported_peak(choices[0].segments)
+
+
+def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]:
+    """Yield certified proposals whose reported peak is within a budget, one at least, the best first.
+
+    Raises:
+      InfeasibleBudgetError: there is none.
+    """
+    highest_peak = problem.simulator.highest_peak
+    best, _ = _within(planner, problem, budget, highest_peak)
+    if best is not None:
+        yield best
+    others = [_certified(p, problem.with_budget(None, p.name)) for p in map(planner_named, planner.falls_back_to)]
+    near = [choice for choice, peak in others if peak <= budget]
+    yield from sorted(near, key=lambda choice: max(budget, highest_peak(choice.segments)))
+    last, least = _within(planner, problem, budget, problem.simulator.reported_peak)
+    if last is not None:
+        yield last
+    elif best is None and not near:
+        raise InfeasibleBudgetError(budget, min((peak for _, peak in others), default=least))
+
+
+def _within(planner: Planner, problem: Problem, budget: int, judge: Judge) -> tuple[Choice | None, int]:
+    """Return the quickest certified proposal found whose peak is within the budget by a judge, and the least peak seen.
+
+    Planners count the bytes of tensors. What the allocator takes is more, by an amount that only the finished plan
+    tells: so the planner is asked again for less, or for more than what came out too small.
+    """
+    best: tuple[float, Choice] | None = None
+    resident, least, near = problem.graph.resident_bytes, 0, int(budget * BUDGET_PRECISION)
+    low, limit, high = resident, budget, budget
     for _ in range(MOST_BUDGET_ROUNDS if planner.keeps_budget else 1):
         try:
-            choice, peak = _certified(planner, problem.with_budget(limit))
+            choice, _ = _certified(planner, problem.with_budget(limit))
         except InfeasibleBudgetError:
-            break
-        if peak <= budget:
-            return choice, peak
-        least = peak if not least else min(least, peak)
-        limit -= peak - budget
-        if choice.segments in seen or limit <= problem.graph.resident_bytes:
-            break
-        seen.add(choice.segments)
-    if not planner.falls_back_to:
-        raise InfeasibleBudgetError(budget, least)
-    peaks = []
-    for other in map(planner_named, planner.falls_back_to):
-        choice, peak = _certified(other, problem.with_budget(None, other.name))
-        if peak <= budget:
-            return choice, peak
-        peaks.append(peak)
-    raise InfeasibleBudgetError(budget, min(peaks))
+            low = limit
+        else:
+            measured, peak = problem.simulator.measure(choice.segments), judge(choice.segments)
+            least = min(least or peak, peak)
+            if peak <= budget:
+                low, seconds = limit, measured.replay_seconds
+                best = min((seconds, choice), best or (seconds, choice), key=lambda each: each[0])
+            else:
+                high = min(limit, measured.peak_bytes)
+            if high - low <= near or 0 <= budget - peak <= near:
+                break
+            # What the allocator adds is much the same share of one plan and the next.
+            limit = resident + (measured.peak_bytes - resident) * (budget - resident) // max(peak - resident, 1)
+        if not low + near < limit < high:
+            limit = (low + high) // 2
+    return best and best[1], least
 
 
 def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:
