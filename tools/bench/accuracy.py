@@ -233,7 +233,7 @@ def error_of(row: dict[str, Any]) -> float | None:
 
 
 def summary(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Return lines that say how far predictions are off, with the targets."""
+    """Return lines that say how far predictions are off, with the targets, and how many budgets were kept."""
     rows, lines = list(rows), []
     for loaded in (False, True):
         for kind, (median, worst) in TARGETS.items():
@@ -248,6 +248,15 @@ def summary(rows: Iterable[dict[str, Any]]) -> list[str]:
                 off = f"off by {statistics.median(errors):.1%} at the median, {max(errors):.1%} at worst"
                 which = f"{kind}, {'loaded' if loaded else 'idle'}"
                 lines.append(f"- {which}: {off}, of {len(errors)} (targets: {median:.0%} and {worst:.0%})")
+        used = [
+            row["measured_bytes"] / row["budget_bytes"]
+            for row in rows
+            if row["loaded"] == loaded and "budget_bytes" in row and "measured_bytes" in row
+        ]
+        if used:
+            kept = sum(share <= 1 for share in used)
+            most = f"{statistics.median(used):.0%} of the budget at the median, {max(used):.0%} at most"
+            lines.append(f"- budgets, {'loaded' if loaded else 'idle'}: {kept} of {len(used)} kept; steps take {most}")
     return lines
 
 

@@ -121,6 +121,12 @@ def _groups() -> dict[str, list[Cell]]:
             for mode in ("loop_function", "fit")
             if _trained_by(model, mode)
         ],
+        "auto": [
+            Cell(model, mode, precision, granularity="auto")
+            for model in SMALL
+            for mode, precision in (("fit", "float32"), ("fit", "mixed_float16"), ("loop_function", "float32"))
+            if _trained_by(model, mode) and (model, precision) != ("gan", "mixed_float16")
+        ],
         "nested": [
             Cell(model, mode, granularity=granularity, plan="nested")
             for model in SMALL
