@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,9 @@ BUDGET_PRECISION = 0.01
 
 Judge = Callable[[tuple[Segment, ...]], int]
 """Returns a peak in bytes."""
+
+Ask = Callable[[int], Choice | None]
+"""Returns a planner's certified proposal for a limit in bytes, None if it has none."""
 
 
 def solve(graph: Graph, request: Request, *, versions: Versions = ()) -> Plan:
@@ -165,22 +169,30 @@ def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice
     Raises:
       InfeasibleBudgetError: there is none.
     """
-    highest_peak = problem.simulator.highest_peak
-    best, _ = _within(planner, problem, budget, highest_peak)
+
+    @functools.cache
+    def ask(limit: int) -> Choice | None:
+        try:
+            return _certified(planner, problem.with_budget(limit))[0]
+        except InfeasibleBudgetError:
+            return None
+
+    rounds, highest_peak = MOST_BUDGET_ROUNDS if planner.keeps_budget else 1, problem.simulator.highest_peak
+    best, _ = _within(ask, problem, budget, highest_peak, rounds)
     if best is not None:
         yield best
     others = [_certified(p, problem.with_budget(None, p.name)) for p in map(planner_named, planner.falls_back_to)]
     near = [choice for choice, peak in others if peak <= budget]
     yield from sorted(near, key=lambda choice: max(budget, highest_peak(choice.segments)))
-    last, least = _within(planner, problem, budget, problem.simulator.reported_peak)
+    last, least = _within(ask, problem, budget, problem.simulator.reported_peak, rounds)
     if last is not None:
         yield last
     elif best is None and not near:
         raise InfeasibleBudgetError(budget, min((peak for _, peak in others), default=least))
 
 
-def _within(planner: Planner, problem: Problem, budget: int, judge: Judge) -> tuple[Choice | None, int]:
-    """Return the quickest certified proposal found whose peak is within the budget by a judge, and the least peak seen.
+def _within(ask: Ask, problem: Problem, budget: int, judge: Judge, rounds: int) -> tuple[Choice | None, int]:
+    """Return the quickest answer found whose peak is within the budget by a judge, and the least peak seen.
 
     Planners count the bytes of tensors. What the allocator takes is more, by an amount that only the finished plan
     tells: so the planner is asked again for less, or for more than what came out too small.
@@ -188,10 +200,9 @@ def _within(planner: Planner, problem: Problem, budget: int, judge: Judge) -> tu
     best: tuple[float, Choice] | None = None
     resident, least, near = problem.graph.resident_bytes, 0, int(budget * BUDGET_PRECISION)
     low, limit, high = resident, budget, budget
-    for _ in range(MOST_BUDGET_ROUNDS if planner.keeps_budget else 1):
-        try:
-            choice, _ = _certified(planner, problem.with_budget(limit))
-        except InfeasibleBudgetError:
+    for _ in range(rounds):
+        choice = ask(limit)
+        if choice is None:
             low = limit
         else:
             measured, peak = problem.simulator.measure(choice.segments), judge(choice.segments)
@@ -201,10 +212,12 @@ def _within(planner: Planner, problem: Problem, budget: int, judge: Judge) -> tu
                 best = min((seconds, choice), best or (seconds, choice), key=lambda each: each[0])
             else:
                 high = min(limit, measured.peak_bytes)
-            if high - low <= near or 0 <= budget - peak <= near:
+            if 0 <= budget - peak <= near:
                 break
             # What the allocator adds is much the same share of one plan and the next.
             limit = resident + (measured.peak_bytes - resident) * (budget - resident) // max(peak - resident, 1)
+        if high - low <= near:
+            break
         if not low + near < limit < high:
             limit = (low + high) // 2
     return best and best[1], least
