@@ -106,6 +106,55 @@ def test_segments_between_all_cuts_train_alike(build: Callable[[], Any], free_ba
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=free_batch)
 
 
+def test_a_plan_is_applied_where_layers_have_other_names() -> None:
+    def unnamed() -> Any:
+        inputs = keras.Input((LENGTH, WIDTH))
+        model = keras.Model(inputs, layers.Dense(3)(Attention()(Attention()(inputs))))
+        model.compile("adam", "mse")
+        return model
+
+    plan = tf_memsaver.search_plan(unnamed(), data=data(), granularity="auto", strategy="min_peak")
+    other = unnamed()
+    assert plan.opened and not {layer.name for layer in other.layers}.issuperset(plan.opened)
+    applied = tf_memsaver.apply_plan(other, plan)
+    assert_trains_alike(other, applied, modes=("graph",))
+
+
+def test_a_layer_that_adds_a_tensor_to_itself_stays_whole() -> None:
+    class Twice(layers.Layer):
+        def __init__(self, rate: float) -> None:
+            super().__init__(name="twice")
+            self.dense = [layers.Dense(WIDTH, activation="gelu") for _ in range(2)]
+            self.drop = layers.Dropout(rate)
+
+        def call(self, x: Any, training: Any = None) -> Any:
+            x = self.dense[0](x)
+            return self.dense[1](x + self.drop(x, training=training))
+
+    for rate in (0.0, 0.1):
+        inputs = keras.Input((LENGTH, WIDTH))
+        model = keras.Model(inputs, layers.Dense(3)(Twice(rate)(Attention(name="attention")(inputs))))
+        model.compile("adam", "mse")
+        opened = tf_memsaver.capture_graph(model, batch_size=4, granularity="auto").opened
+        assert "attention" in opened and ("twice" in opened) == (rate > 0)
+
+
+def test_eager_steps_are_said_to_differ(caplog: pytest.LogCaptureFixture) -> None:
+    model = residual()
+    optimized = tf_memsaver.optimize(model, data=data(), granularity="auto")
+    assert optimized.memsaver_plan.opened
+    x, y = next(iter(data()))
+    with caplog.at_level("WARNING", logger="absl"):
+        optimized(x, training=True)
+        assert not caplog.records
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(optimized(x, training=True) - y))
+            tape.gradient(loss, optimized.trainable_variables)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "in eager steps" in said and "granularity='layer'" in said
+
+
 def test_what_a_call_computes_between_layers_is_planned() -> None:
     model = residual()
     by_layers = tf_memsaver.trace(model, data=data(), granularity="layer").plan(strategy="min_peak")

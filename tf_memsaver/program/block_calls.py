@@ -39,6 +39,8 @@ class BlockCalls(ModelFunction):
     ) -> None:
         """Trace ``model``, which is only read; its layers in ``opened`` are taken apart, or those where it pays.
 
+        The latter also where a name in ``opened`` is no layer's.
+
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
@@ -69,7 +71,9 @@ class BlockCalls(ModelFunction):
         layers = list(_with_all_below(model_call))
         number_of = numbers_in(self._graph, layers, self.scope)
         owners = [layers[number_of(call.label) or 0] for call in calls]
-        if self._wanted is None:
+        paths = {OWN_CALL, *(layer.path for layer in layers)}
+        # A model that comes from a file may have other names: what pays there is what paid for its plan.
+        if self._wanted is None or not paths.issuperset(self._wanted):
             self.opened = self._worth_it(OperationsOfLayers(calls, owners), model_call)
         else:
             self.opened = tuple(self._wanted)

@@ -68,7 +68,7 @@ def _not_by_operations(model: Any) -> str:
     if model.distribute_strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
         return "it trains under a tf.distribute strategy"
     if not getattr(model, "compiled", False):
-        return "it is not compiled, and the steps of a loop of one's own may be eager"
+        return "it is not compiled (compile it first if fit trains it), and the steps of other loops may be eager"
     if has_own_train_step(model):
         return "it has a train_step of its own"
     if model.run_eagerly:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import keras_calls
+from tf_memsaver.compat.tapes import could_possibly_record
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.plan import Plan
@@ -103,14 +104,20 @@ class _OperationsInSegments:
         except PlanMismatchError as error:
             self._runs_plain(f"called with {_spelled(arguments)}, {error.difference}")
             return None
-        logging.warning(
-            "model '%s' is trained with %s, and its plan was made for %s: results may differ in their last bits from "
-            "the plain step's. A plan of layers (granularity='layer') has the same bits either way.",
-            self._model.name,
-            _spelled(arguments),
-            _spelled(usual_arguments(self._model)),
-        )
+        self._differs(f"with {_spelled(arguments)}", _spelled(usual_arguments(self._model)))
         return moved
+
+    def _differs(self, trained: str, planned: str) -> None:
+        """Say, once for each way, that a call is not trained as it was planned for."""
+        if trained not in self._said:
+            self._said.add(trained)
+            logging.warning(
+                "model '%s' is trained %s, and its plan was made for %s: results may differ in their last bits from "
+                "the plain step's. A plan of layers (granularity='layer') has the same bits either way.",
+                self._model.name,
+                trained,
+                planned,
+            )
 
     def _runs_plain(self, reason: str) -> None:
         """Say, once for each reason, that a call trains without the plan."""
@@ -156,6 +163,8 @@ class _OperationsInSegments:
             return plain_call(model, args, kwargs)
         flat = planned.function.flat_inputs(model, inputs[1])
         if tf.executing_eagerly():
+            if could_possibly_record():
+                self._differs("in eager steps", "a graph, as fit and tf.function make it")
             return planned.function.finish(model, planned.eagerly(*flat))
         traced = self._ready_for(planned, [tensor.shape for tensor in flat])
         return traced.function.finish(model, traced.in_graph(*flat))

@@ -35,7 +35,7 @@ from rich.progress import track
 
 from tf_memsaver.units import format_bytes
 from tools.conformance.cell import TRAINING_MODES, Cell, run_variant
-from tools.conformance.models import APPLICATIONS, RAW, SMALL, TASKS
+from tools.conformance.models import APPLICATIONS, MODELS, OWN_LAYERS, RAW, SMALL, TASKS
 from tools.shared.processes import busy_machine, free_addresses
 from tools.shared.records import differences, read
 from tools.shared.results import RESULTS, ROOT, write_rows
@@ -55,7 +55,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _OF_CLASSES = ("sequential", "residual", "text_classifier", "frozen_backbone", "partly_frozen")
 """Models with one class for a sample, which can be weighted."""
 
-_OF_MANY_OUTPUTS = ("dictionaries", "encoder_decoder", "language_model", "unet")
+_OF_MANY_OUTPUTS = ("dictionaries", "encoder_decoder", "language_model", "own_language_model", "own_messages", "unet")
 """Models whose loss has more than a number for a sample."""
 
 _ALLOWANCE = 4.0
@@ -77,7 +77,7 @@ _OF_TASKS = (("fit",), ("fit", "mixed_float16"), ("fit", "mixed_bfloat16"), ("lo
 
 
 def _trained_by(model: str, mode: str) -> bool:
-    if SMALL[model].has_own_loop and (mode.startswith("loop") or mode in _ONLY_FIT):
+    if MODELS[model].has_own_loop and (mode.startswith("loop") or mode in _ONLY_FIT):
         return False
     if mode == "fit_raw":
         return False
@@ -121,11 +121,29 @@ def _groups() -> dict[str, list[Cell]]:
             for mode in ("loop_function", "fit")
             if _trained_by(model, mode)
         ],
-        "auto": [
-            Cell(model, mode, precision, granularity="auto")
-            for model in SMALL
-            for mode, precision in (("fit", "float32"), ("fit", "mixed_float16"), ("loop_function", "float32"))
-            if _trained_by(model, mode) and (model, precision) != ("gan", "mixed_float16")
+        "own_layers": [
+            *(
+                Cell(model, mode, granularity="auto")
+                for model in OWN_LAYERS
+                for mode in TRAINING_MODES
+                # A plan that cuts inside layers is for graphs, and says so in an eager loop.
+                if mode != "loop_eager" and _trained_by(model, mode)
+            ),
+            *(
+                Cell(model, mode, precision, granularity="auto")
+                for model in OWN_LAYERS
+                for mode in ("fit", "loop_function")
+                for precision in ("mixed_float16", "mixed_bfloat16", "float64")
+            ),
+            *(
+                Cell(model, mode, granularity=granularity)
+                for model in OWN_LAYERS
+                for mode in ("fit", "loop_function", "loop_eager")
+                for granularity in ("layer", "op")
+                if (granularity, mode) != ("op", "loop_eager")
+            ),
+            *(Cell(model, "fit", strategy="mirrored", granularity="auto") for model in OWN_LAYERS),
+            *(Cell(model, "fit", granularity="auto") for model in (*SMALL, *TASKS)),
         ],
         "nested": [
             Cell(model, mode, granularity=granularity, plan="nested")

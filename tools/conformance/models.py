@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tools.conformance import small_models, tasks
+from tools.conformance import own_layers, small_models, tasks
 from tools.shared.models.real import application
 
 
@@ -69,6 +69,17 @@ SMALL: dict[str, Case] = {
     "gan": Case(small_models.gan, batch_size=1024, inputs=((None, 32), "float32"), has_own_loop=True),
 }
 
+OWN_LAYERS: dict[str, Case] = {
+    "subclassed": SMALL["subclassed"],
+    "own_language_model": Case(own_layers.own_language_model, _logits),
+    "own_windows": Case(own_layers.own_windows, SPARSE),
+    "own_residual": Case(own_layers.own_residual, SPARSE, inputs=((None, 16, 16, 3), "float32")),
+    "own_latents": Case(own_layers.own_latents, _logits, inputs=((None, 20, 16), "float32")),
+    "own_messages": Case(own_layers.own_messages, batch_size=256),
+    "own_recurrent": Case(own_layers.own_recurrent, batch_size=256),
+}
+"""What people write themselves, in which ``granularity="auto"`` cuts."""
+
 TASKS: dict[str, Case] = {
     "bert_classifier": Case(tasks.bert_classifier, _logits, inputs=_tokens("token_ids", "segment_ids", "padding_mask")),
     "gpt2_language_model": Case(tasks.gpt2_language_model, _logits, inputs=_tokens("token_ids", "padding_mask")),
@@ -107,4 +118,4 @@ APPLICATIONS: dict[str, Case] = {
     )
 }
 
-MODELS: dict[str, Case] = {**SMALL, **TASKS, **RAW, **APPLICATIONS}
+MODELS: dict[str, Case] = {**SMALL, **OWN_LAYERS, **TASKS, **RAW, **APPLICATIONS}
