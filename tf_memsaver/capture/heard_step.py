@@ -106,6 +106,7 @@ class _Running(NamedCalls):
         """Return what a call that is opened returns."""
         program, sequence, graph = opened.program, opened.program.sequence, self._step.graph
         slots: list[Any] = [None] * sequence.slot_count
+        kwargs = keras_calls.accepted_arguments(network, kwargs)
         for slot, tensor in zip(sequence.inputs, program.enter_call(network, args, kwargs), strict=True):
             slots[slot] = tensor
         names = Names.of_model()

@@ -56,6 +56,7 @@ class Boundaries:
             if place not in backward and operation.type not in rules.METADATA_READERS:
                 for tensor in operation.inputs:
                     self._readers.setdefault(id(tensor), []).append(place)
+        self._has_gradient = _reached(graph, [source for each in notes.taken for source in each.sources])
 
     def reason(self, call: TracedLayer) -> str:
         """Return why a call cannot be replayed as a whole, or an empty string."""
@@ -70,9 +71,19 @@ class Boundaries:
             return reason
         for key, tensor in read.items():
             where = Counter(place in inside for place in self._readers.get(key, ()))
-            if tensor.dtype.is_floating and tensor.op.type != "Placeholder" and where[True] > 1 and where[False]:
+            if tensor.dtype.is_floating and where[True] > 1 and where[False] and key in self._has_gradient:
                 return SPLITS_A_SUM
         return ""
 
     def _is_known(self, tensor: Any) -> bool:
         return tensor.dtype == tf.resource or id(tensor) in self._captured or tensor.op.type in _READ_ANYWHERE
+
+
+def _reached(graph: Any, sources: Iterable[Any]) -> set[int]:
+    """Return the ids of the tensors of a graph that are made from sources of gradients: of no other one is taken."""
+    handles = {id(getattr(source, "handle", source)) for source in sources}
+    reached = handles | {id(inner) for outer, inner in graph.captures if id(outer) in handles}
+    for operation in graph.get_operations():
+        if any(id(tensor) in reached for tensor in operation.inputs):
+            reached.update(map(id, operation.outputs))
+    return reached
