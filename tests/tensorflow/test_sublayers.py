@@ -423,6 +423,35 @@ def test_a_network_that_is_called_otherwise_is_named(caplog: pytest.LogCaptureFi
     assert "self.base = tf_memsaver.optimize(self.base, batch_size=...)" in caplog.text
 
 
+class Flow(keras.Model):
+    """Networks with a running total beside them, as a flow's log-determinant is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.networks = [network(f"network_{number}") for number in range(4)]
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        total = 0.0
+        for each in self.networks:
+            made = tf.tanh(each(x, training=training))
+            total = total + tf.reduce_mean(made, axis=1)
+            x = x * tf.exp(made) + made
+        return x * total[:, None]
+
+
+def test_a_running_total_does_not_join_the_networks_beside_it() -> None:
+    model = Flow()
+    note_inputs(model, tf.TensorSpec((None, 8)))
+    graph = tf_memsaver.capture_graph(model, batch_size=8)
+    cut = {cut.position for cut in graph.cuts}
+    for name in (each.name for each in model.networks[:-1]):
+        units = [unit.index for unit in graph.units if unit.label.startswith(f"{name}/")]
+        assert len(cut.intersection(units)) >= 4, name
+    optimized = tf_memsaver.optimize(model, batch_size=8, strategy="recompute_all")
+    assert len(optimized.memsaver_plan.recomputed) > 8
+    assert_trains_alike(model, optimized)
+
+
 class MaskedBlock(layers.Layer):
     """Reads a mask several times."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.capture.step import CallNotes, Resident, SparseGradients, TracedStep, residents_of
+from tf_memsaver.capture.step import CallNotes, Resident, SparseGradients, TracedStep, residents_of, units_of_code
 from tf_memsaver.compat import keras_calls, keras_training, keras_variables, tapes
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.errors import UnsupportedModelError
@@ -59,7 +59,8 @@ class HeardStep:
           UnsupportedModelError: no tape takes a gradient.
         """
         graph = FuncGraph("memsaver_step")
-        step = TracedStep(graph=graph, networks=[(each.start, each.stop) for each in self._program.opened])
+        networks = [(each.start, each.stop) for each in self._program.opened]
+        step = TracedStep(graph=graph, networks=networks, code=units_of_code(self.sequence))
         known = {id(variable) for _, variable, _ in self.residents()}
         notes = TapeNotes()
 

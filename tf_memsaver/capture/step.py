@@ -123,6 +123,11 @@ class CalledStep(StepSource, Protocol):
         ...
 
 
+def units_of_code(sequence: CallSequence) -> set[int]:
+    """Return the units that are code of the user's, which no segment replays."""
+    return {unit for unit, call in enumerate(sequence.calls) if call.kind == "Python"}
+
+
 @dataclass(kw_only=True)
 class TracedStep:
     """The traced graph and, beside it, who made which operation.
@@ -134,6 +139,7 @@ class TracedStep:
     ``gradient_units[id(t)]`` are the calls that send a gradient to the boundary tensor ``t`` (None is the loss).
     ``passes[i]`` is the number of the tape's pass in which operation ``i`` runs, where there are several.
     ``networks`` are the first and last unit (exclusive) of each call of a network, where there is code in between.
+    ``code`` are the units that are code of the user's, which runs as it stands.
     """
 
     graph: Any
@@ -148,6 +154,7 @@ class TracedStep:
     unknown_reads: dict[int, str] = field(default_factory=dict)
     gradient_units: dict[int, list[int | None]] = field(default_factory=dict)
     networks: list[tuple[int, int]] = field(default_factory=list)
+    code: set[int] = field(default_factory=set)
     passes: list[int] = field(default_factory=list)
 
     @cached_property
@@ -208,7 +215,7 @@ def trace_step(source: CalledStep) -> TracedStep:
             f"Set trainable=True on the layers to be trained before optimizing."
         )
     graph = FuncGraph("memsaver_step")
-    step = TracedStep(graph=graph)
+    step = TracedStep(graph=graph, code=units_of_code(source.sequence))
     with graph.as_default():
         _Tracer(source, step).run()
     return step
