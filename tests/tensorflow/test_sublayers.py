@@ -433,10 +433,10 @@ class Flow(keras.Model):
     def call(self, x: Any, training: bool = False) -> Any:
         total = 0.0
         for each in self.networks:
-            made = tf.tanh(each(x, training=training))
+            made = each(x, training=training)
             total = total + tf.reduce_mean(made, axis=1)
-            x = x * tf.exp(made) + made
-        return x * total[:, None]
+            x = tf.tanh(x * tf.exp(0.1 * made) + made)
+        return x + total[:, None]
 
 
 def test_a_running_total_does_not_join_the_networks_beside_it() -> None:
