@@ -81,7 +81,7 @@ def _fusing_positions(step: TracedStep) -> set[int]:
         consumers = FUSED_WITH_READER.get(operation.type)
         only = readers.get(id(operation.outputs[0]), []) if consumers and id(operation) in unit_of else []
         if consumers and len(only) == 1 and only[0].type in consumers and id(only[0]) in unit_of:
-            fusing |= _inside(step, (unit_of[id(operation)], unit_of[id(only[0])]))
+            fusing |= _joined(step, (unit_of[id(operation)], unit_of[id(only[0])]))
     return fusing
 
 
@@ -98,7 +98,7 @@ def _lending_positions(step: TracedStep) -> set[int]:
         for term in terms:
             needed = any(unit_of.get(id(reader), end + 1) > end for reader in readers[id(term)])
             if id(term.op) in unit_of and not needed:
-                lending |= _inside(step, (unit_of[id(term.op)], end))
+                lending |= _joined(step, (unit_of[id(term.op)], end))
     return lending
 
 
@@ -114,7 +114,7 @@ def _constant_positions(step: TracedStep) -> set[int]:
             continue
         for tensor in operation.inputs:
             if tensor.op.type in family and id(tensor.op) in unit_of and len(readers.get(id(tensor), ())) == 1:
-                chained |= _inside(step, (unit_of[id(tensor.op)], unit_of[id(operation)]))
+                chained |= _joined(step, (unit_of[id(tensor.op)], unit_of[id(operation)]))
     return chained
 
 
@@ -141,7 +141,7 @@ def _broadcast_positions(step: TracedStep) -> set[int]:
             group.extend(tensor.op for tensor in each.inputs if is_inner(tensor))
             shapes.update(str(tensor.shape) for tensor in each.inputs if not is_inner(tensor))
         if len(shapes) > 1:
-            joined |= _inside(step, [unit_of[id(each)] for each in group])
+            joined |= _joined(step, [unit_of[id(each)] for each in group])
     return joined
 
 
@@ -153,14 +153,6 @@ _RULES = {
     Rule.WHOLE_PRODUCTS: _broadcast_positions,
 }
 """By rule, what finds the positions at which no segment may end."""
-
-
-def _inside(step: TracedStep, units: Sequence[int]) -> set[int]:
-    """Return the same of units whose operations belong together, as far as one of them could be in a segment.
-
-    Code runs as it stands, whatever is cut: a running total does not join the blocks beside it.
-    """
-    return set() if step.code.issuperset(units) else _between(step, units)
 
 
 def _between(step: TracedStep, units: Sequence[int]) -> set[int]:
@@ -177,6 +169,14 @@ def _between(step: TracedStep, units: Sequence[int]) -> set[int]:
         if not any(start <= unit < stop for unit in units)
     }
     return set(range(first + 1, last + 1)) - free
+
+
+def _joined(step: TracedStep, units: Sequence[int]) -> set[int]:
+    """Return the positions that part units whose operations graph optimisation takes together; none if all are code.
+
+    Code runs as it stands, whatever is cut: a running total does not join the blocks beside it.
+    """
+    return set() if step.code.issuperset(units) else _between(step, units)
 
 
 def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int], dict[int, list[Any]]]:

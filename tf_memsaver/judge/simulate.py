@@ -84,6 +84,7 @@ class Simulator:
         self.graph = graph
         self.prepared = Prepared(graph)
         self._peaks: dict[tuple[tuple[Segment, ...], bool], int] = {}
+        self._plays: dict[tuple[Segment, ...], list[int]] = {}
 
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
@@ -169,9 +170,15 @@ class Simulator:
         of ``plays`` takes the times as they are, the others vary them, always in the same way. ``segments`` replay
         nothing.
         """
-        return sum(self._played_peaks(segments, plays)) // plays
+        return sum(self._played_peaks(tuple(segments), plays)) // plays
 
-    def _played_peaks(self, segments: Sequence[Segment], plays: int) -> list[int]:
+    def _played_peaks(self, segments: tuple[Segment, ...], plays: int) -> list[int]:
+        """Return the peaks of so many plays, which are always the same."""
+        if len(self._plays.get(segments, ())) < plays:
+            self._plays[segments] = self._play(segments, plays)
+        return self._plays[segments][:plays]
+
+    def _play(self, segments: tuple[Segment, ...], plays: int) -> list[int]:
         device = device_named(self.graph.device)
         schedule = scheduled(self.prepared, segments)
         dependencies = executor.Dependencies(schedule, self.graph)

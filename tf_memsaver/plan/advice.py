@@ -44,13 +44,13 @@ def advice(simulator: Simulator, plan: Plan) -> str:
 
 def _of_budget(simulator: Simulator, plan: Plan) -> str:
     """Return what to do about a budget that no plan keeps by what the allocator takes at most."""
-    budget, highest = plan.request.budget_bytes, simulator.highest_peak(plan.segments)
-    if budget is None or highest <= budget:
+    budget = plan.request.budget_bytes
+    if budget is None or (highest := simulator.highest_peak(plan.segments)) <= budget:
         return ""
     return (
-        f"steps may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, as "
-        f"TensorFlow's allocator has it; no plan was found that stays below. What real steps take is told by "
-        f"tf_memsaver.measure, and by optimize(..., calibrate=True), which plans again for less where they take more."
+        f"a step may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, since "
+        f"TensorFlow's allocator wastes some memory. No plan was found that surely stays below. To see what real steps "
+        f"take, use tf_memsaver.measure; to hold them to the budget, optimize(..., calibrate=True)."
     )
 
 
