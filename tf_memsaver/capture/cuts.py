@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE
+from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE, SUMS
 from tf_memsaver.parity.level import Rule, level_here
 from tf_memsaver.parity.sums import sums_of_many
 
@@ -115,7 +115,27 @@ def _constant_positions(step: TracedStep) -> set[int]:
         for tensor in operation.inputs:
             if tensor.op.type in family and id(tensor.op) in unit_of and len(readers.get(id(tensor), ())) == 1:
                 chained |= _joined(step, (unit_of[id(tensor.op)], unit_of[id(operation)]))
-    return chained
+    return chained | _doubling_positions(step)
+
+
+def _doubling_positions(step: TracedStep) -> set[int]:
+    """Return the positions between a tensor that is added to itself, the sum, and the products that it goes into.
+
+    Graph optimisation makes a product of the sum, whose constant goes on into those (``SimplifyAggregation``).
+    """
+    unit_of, readers = _readers(step, (Phase.FORWARD,))
+    doubling: set[int] = set()
+    for operation in step.graph.get_operations():
+        is_needed = id(operation) in unit_of and operation.type in SUMS
+        if not is_needed or len(operation.inputs) == 1 or len({id(tensor) for tensor in operation.inputs}) > 1:
+            continue
+        chain = [operation]
+        for each in chain:
+            if each is operation or each.type in CONSTANTS_MOVE_THROUGH[0]:
+                chain += [reader for reader in readers.get(id(each.outputs[0]), ()) if reader not in chain]
+        joined = (unit_of.get(id(each)) for each in (operation.inputs[0].op, *chain))
+        doubling |= _joined(step, [unit for unit in joined if unit is not None])
+    return doubling
 
 
 def _broadcast_positions(step: TracedStep) -> set[int]:

@@ -19,8 +19,6 @@ from tf_memsaver.program.traced_layers import TracedLayer
 PASSED_ON = rules.VIEWS | {"Cast", "Transpose"}
 """Operations whose result stands for what they are given: to keep the one is to keep the other."""
 
-_SUMS = ("Add", "AddV2")
-
 _READ = READS_INPUT | READS_OTHER_INPUTS
 
 
@@ -35,21 +33,10 @@ class OperationsOfLayers:
 
     def opened(self, root: TracedLayer) -> Iterator[TracedLayer]:
         """Yield the calls below ``root`` that are worth being taken apart."""
-        if self._doubles(root):
-            return
         for child in root.children:
-            if _gains_inside(list(self._of(child))) and not self._doubles(child):
+            if _gains_inside(list(self._of(child))):
                 yield child
                 yield from self.opened(child)
-
-    def _doubles(self, layer: TracedLayer) -> bool:
-        """Whether a layer itself adds a tensor to itself.
-
-        Graph optimisation makes twice the tensor of that, with other last bits in the plain step than in a plan's.
-        """
-        own = self._own.get(id(layer), ())
-        sums = [call.reads for call in own if call.operation.type in _SUMS]
-        return any(len(terms) == 2 and terms[0] == terms[1] for terms in sums)
 
     def _of(self, layer: TracedLayer) -> Iterator[OpCall]:
         yield from self._own.get(id(layer), ())
