@@ -87,7 +87,7 @@ class ResidualUnit(layers.Layer):
         # Smooth, since a ReLU that turns makes much of XLA's rounding.
         x = ops.silu(self.norms[0](self.convs[0](inputs), training=training))
         x = self.norms[1](self.convs[1](x), training=training)
-        self.add_loss(1e-4 * ops.mean(ops.square(x)))
+        self.add_loss(1e-4 * ops.mean(ops.square(ops.cast(x, keras.config.floatx()))))
         return ops.silu(x + inputs)
 
 
