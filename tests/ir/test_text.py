@@ -45,10 +45,11 @@ def test_the_form():
 
 
 def test_what_was_chosen_is_part_of_the_form():
-    graph = dataclasses.replace(parse(GOLDEN), opened=("call()", "block/attend"), note='by layers alone, "here"')
+    chosen = {"opened": ("call()", "block/attend"), "note": 'by layers alone, "here"', "data_shapes": ((2, 87), (5,))}
+    graph = dataclasses.replace(parse(GOLDEN), **chosen)
     lines = dump(graph).splitlines()
     assert lines[:3] == [
-        'graph "net" batch=2 device=IDEAL joined=1 note="by layers alone, \\"here\\""',
+        'graph "net" batch=2 device=IDEAL joined=1 note="by layers alone, \\"here\\"" data_shapes=2x87,5',
         'opened "call()"',
         'opened "block/attend"',
     ]

@@ -6,8 +6,10 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tf_memsaver.capture.cuts import joined_positions
+from tf_memsaver.capture.data_shapes import DataShapes, uncounted
 from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
@@ -25,16 +27,37 @@ TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""
 
 
-def traced_graph(source: StepSource, batch_size: int, *, profile: bool = False) -> Graph:
-    """Trace the step of a source and return its Graph on the device at hand; see ``build_graph``."""
+def traced_graph(
+    source: StepSource, batch_size: int, shapes: DataShapes | None = None, *, profile: bool = False
+) -> Graph:
+    """Trace the step of a source and return its Graph on the device at hand; see ``build_graph``.
+
+    ``shapes`` knows those that the data alone tells.
+    """
+    shapes = shapes or DataShapes()
     try:
         with gradients_end_with_graphs(), free_dimension_is(batch_size):
-            step = source.trace()
+            step = source.trace(shapes.graph("memsaver_step"))
         graph = build_graph(source, step, batch_size, current_device(), profile=profile)
+        graph = dataclasses.replace(graph, data_shapes=tuple(shapes.found))
+        _warn_of_uncounted(source, step)
         release(step.graph)
     finally:
         source.close()
     return graph
+
+
+def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:
+    """Warn where the bytes of activations are not known."""
+    unit = uncounted(step)
+    if unit is not None:
+        logging.warning(
+            "'%s': the size of what '%s' makes is not known before the step runs, and so not counted, nor that of what "
+            "is made of it: predictions and budgets mean little. Sizes that depend on the data are found where data= "
+            "has real batches; else make them known (texts: TextVectorization in the dataset, ds.map).",
+            source.name,
+            source.sequence.labels[unit],
+        )
 
 
 def current_device() -> Device:

@@ -113,9 +113,9 @@ class FunctionStep:
         del output
         return []
 
-    def trace(self) -> TracedStep:
+    def trace(self, graph: Any) -> TracedStep:
         """Trace the step (``step.trace_step``)."""
-        return trace_step(self)
+        return trace_step(self, graph)
 
     def close(self) -> None:
         """Do nothing: tracing leaves nothing behind."""

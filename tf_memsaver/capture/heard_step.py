@@ -14,9 +14,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.capture.step import CallNotes, Resident, SparseGradients, TracedStep, residents_of, units_of_code
+from tf_memsaver.capture.step import (
+    CallNotes,
+    Resident,
+    SparseGradients,
+    TracedStep,
+    complete_shape,
+    residents_of,
+    units_of_code,
+)
 from tf_memsaver.compat import keras_calls, keras_training, keras_variables, tapes
-from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.names import Names
@@ -52,13 +59,12 @@ class HeardStep:
         """Return the variables of the model and of all networks, and those of the optimizers."""
         return residents_of(self._variables, KeptObjects(*self._optimizers).variables)
 
-    def trace(self) -> TracedStep:
-        """Trace the step.
+    def trace(self, graph: Any) -> TracedStep:
+        """Trace the step in a graph.
 
         Raises:
           UnsupportedModelError: no tape takes a gradient.
         """
-        graph = FuncGraph("memsaver_step")
         networks = [(each.start, each.stop) for each in self._program.opened]
         step = TracedStep(graph=graph, networks=networks, code=units_of_code(self.sequence))
         known = {id(variable) for _, variable, _ in self.residents()}
@@ -122,6 +128,7 @@ class _Running(NamedCalls):
             notes.note(unit, map(keras_variables.local_variable, watcher.watched_variables()))
             added = [loss for loss in keras_training.losses_of(call.operation) if id(loss) not in before]
             for slot, tensor in zip(call.outputs, made, strict=True):
+                complete_shape(tensor, sequence.shapes.get(slot), self._step)
                 slots[slot] = tensor
             self._step.boundary[unit] = [*made, *added]
             self.ranges.append((start, graph.num_operations(), unit))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.capture.convert import traced_graph
+from tf_memsaver.capture.data_shapes import DataShapes
 from tf_memsaver.capture.heard_step import HeardStep
 from tf_memsaver.capture.step import Resident, TracedStep, Weight, residents_of, trace_step
 from tf_memsaver.compat import keras_training, keras_variables
@@ -27,7 +29,7 @@ from tf_memsaver.program.losses import needs_stand_in, training_loss
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.program import ModelProgram
 from tf_memsaver.program.signature import trained_on
-from tf_memsaver.program.told import told_of
+from tf_memsaver.program.told import Told, told_of
 from tf_memsaver.program.train_step import Placeholders
 
 if TYPE_CHECKING:
@@ -56,7 +58,13 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
       InvalidRequestError: an argument has no meaning, or the batch size is not told.
     """
     told = told_of(model, options)
-    return _capture(told.model, told.batch_size, options["granularity"], profile=options["profile"])
+    shapes = functools.partial(DataShapes, _batch_of(told))
+    return _capture(told.model, told.batch_size, options["granularity"], shapes=shapes, profile=options["profile"])
+
+
+def _batch_of(told: Told) -> Callable[[], Sequence[Any]] | None:
+    """Return what reads the tensors of a real batch, once; None where there is none."""
+    return functools.cache(lambda: told.batches(told.model, 1)[0].leaves) if told.has_batches else None
 
 
 def _capture(
@@ -65,27 +73,30 @@ def _capture(
     granularity: Granularity,
     opened: Collection[str] | None = None,
     *,
+    shapes: Callable[[], DataShapes],
     profile: bool = False,
 ) -> Graph:
     batch.batch_specs(model, batch_size)
     program = program_of(model, granularity, opened)
     if program.runs_step:
-        graph = traced_graph(HeardStep(model, batch_size, program), batch_size, profile=profile)
+        graph = traced_graph(HeardStep(model, batch_size, program), batch_size, shapes(), profile=profile)
     else:
-        graph = _graph_of_call(model, batch_size, program, profile=profile)
+        graph = _graph_of_call(model, batch_size, program, shapes, profile=profile)
     program.check_units(graph.units)
     slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
-    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity, slim.opened)] = slim
+    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity, slim.opened, slim.data_shapes)] = slim
     return graph
 
 
-def _graph_of_call(model: Any, batch_size: int, program: ModelProgram, *, profile: bool) -> Graph:
+def _graph_of_call(
+    model: Any, batch_size: int, program: ModelProgram, shapes: Callable[[], DataShapes], *, profile: bool
+) -> Graph:
     """Return the graph of a step that calls the model once, with its update, if that can be traced."""
     if not getattr(model, "compiled", False):
         logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
     source = ModelStep(model, batch_size, program)
     try:
-        return traced_graph(source, batch_size, profile=profile)
+        return traced_graph(source, batch_size, shapes(), profile=profile)
     except UpdateError as error:
         logging.warning(
             "model '%s': the update of its optimizer %s cannot be traced (%s): its slots are counted as they are "
@@ -95,28 +106,38 @@ def _graph_of_call(model: Any, batch_size: int, program: ModelProgram, *, profil
             error,
         )
         source.optimizer = None
-        return traced_graph(source, batch_size, profile=profile)
+        return traced_graph(source, batch_size, shapes(), profile=profile)
 
 
-def captured_units(model: Any, *, batch_size: int, granularity: Granularity, opened: tuple[str, ...] = ()) -> Graph:
+def captured_units(
+    model: Any,
+    *,
+    batch_size: int,
+    granularity: Granularity,
+    opened: tuple[str, ...] = (),
+    data_shapes: tuple[tuple[int, ...], ...] = (),
+) -> Graph:
     """Return what says how a model's step may be cut: its graph without values and operations.
 
-    ``opened`` are the layers that granularity ``"auto"`` has chosen.
+    ``opened`` are the layers that granularity ``"auto"`` has chosen, ``data_shapes`` the shapes that the data told.
 
     The model is captured if it was not, or has changed since: other layers are trained, or with other losses.
 
     Raises:
       MemsaverError: what ``capture_graph`` raises.
     """
-    found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity, opened))
-    return _capture(model, batch_size, granularity, opened) if found is None else found
+    found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity, opened, data_shapes))
+    if found is not None:
+        return found
+    shapes = functools.partial(DataShapes, known=data_shapes)
+    return _capture(model, batch_size, granularity, opened, shapes=shapes)
 
 
-def _how(model: Any, batch_size: int, granularity: Granularity, opened: tuple[str, ...]) -> Any:
+def _how(model: Any, batch_size: int, granularity: Granularity, *chosen: Any) -> Any:
     """Return what of a model and a request decides how it is captured, and may change."""
     # The losses by id: they may refer to the model, which would then live for ever.
     losses = id(model.loss) if getattr(model, "compiled", False) else None
-    return granularity, opened, tuple(batch.batch_specs(model, batch_size).leaves), settings_of(model), losses
+    return granularity, chosen, tuple(batch.batch_specs(model, batch_size).leaves), settings_of(model), losses
 
 
 class UpdateError(Exception):
@@ -223,9 +244,9 @@ class ModelStep:
         """Return the tensors that a loss may take instead of ``output``."""
         return self._program.seen_through(output)
 
-    def trace(self) -> TracedStep:
+    def trace(self, graph: Any) -> TracedStep:
         """Trace the step (``step.trace_step``)."""
-        return trace_step(self)
+        return trace_step(self, graph)
 
     def close(self) -> None:
         """Forget the losses that tracing added to the layers, and put optimizer, losses and metrics back."""

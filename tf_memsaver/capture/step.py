@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
@@ -72,8 +71,8 @@ class StepSource(Protocol):
         """Return all variables that are live during the step."""
         ...
 
-    def trace(self) -> TracedStep:
-        """Return the traced step.
+    def trace(self, graph: Any) -> TracedStep:
+        """Return the step, traced in a graph.
 
         Raises:
           UnsupportedModelError: nothing can be trained.
@@ -203,8 +202,8 @@ class SparseGradients:
         }
 
 
-def trace_step(source: CalledStep) -> TracedStep:
-    """Trace forward, loss, backward and, where there is an optimizer, its update.
+def trace_step(source: CalledStep, graph: Any) -> TracedStep:
+    """Trace, in a graph, forward, loss, backward and, where there is an optimizer, its update.
 
     Raises:
       UnsupportedModelError: nothing can be trained.
@@ -214,7 +213,6 @@ def trace_step(source: CalledStep) -> TracedStep:
             f"'{source.name}' has no trainable weights, so a training step keeps nothing. "
             f"Set trainable=True on the layers to be trained before optimizing."
         )
-    graph = FuncGraph("memsaver_step")
     step = TracedStep(graph=graph, code=units_of_code(source.sequence))
     with graph.as_default():
         _Tracer(source, step).run()
@@ -309,7 +307,7 @@ class _Tracer:
             ends = [t for t in floats if id(t) not in known_tensors]
             known_tensors.update(map(id, floats))
             for slot, tensor in zip(call.outputs, made, strict=True):
-                self._complete_shape(slot, tensor)
+                complete_shape(tensor, self._sequence.shapes.get(slot), self._step)
                 self._slots[slot] = tensor
                 self._needs_gradient[slot] = (bool(differentiable) or trains) and any(tensor is t for t in floats)
             ends = [*ends, *(t for end in ends for t in self._source.seen_through(end)), *added]
@@ -317,16 +315,6 @@ class _Tracer:
             self._step.boundary.append([*made, *added])
             self._mark(Phase.FORWARD, unit)
         return tapes
-
-    def _complete_shape(self, slot: int, tensor: Any) -> None:
-        """Tell a tensor the shape that the model says it has, where tracing does not show it: after split text."""
-        said = self._sequence.shapes.get(slot)
-        if said and isinstance(tensor, tf.Tensor) and not tensor.shape.is_fully_defined():
-            # Of several sizes nobody knows which is meant: a batch of graphs has as many nodes and edges as there are.
-            sizes = {given.shape[0] for given in self._step.inputs if given.shape.rank}
-            shape = (sizes.pop() if said[0] is None and len(sizes) == 1 else said[0], *said[1:])
-            if tensor.shape.is_compatible_with(shape):
-                tensor.set_shape(shape)
 
     def _loss(self) -> tuple[Any, list[Any], Any]:
         flat = [self._slots[slot] for slot in self._sequence.outputs]
@@ -403,6 +391,16 @@ class _Tracer:
             self._step.outputs += self._step.weight_gradients
         else:
             self._source.update(gradients)
+
+
+def complete_shape(tensor: Any, said: Sequence[int | None] | None, step: TracedStep) -> None:
+    """Tell a tensor the shape that the model says it has, where tracing does not show it: after split text."""
+    if said and isinstance(tensor, tf.Tensor) and not tensor.shape.is_fully_defined():
+        # Of several sizes nobody knows which is meant: a batch of graphs has as many nodes and edges as there are.
+        sizes = {given.shape[0] for given in step.inputs if given.shape.rank}
+        shape = (sizes.pop() if said[0] is None and len(sizes) == 1 else said[0], *said[1:])
+        if tensor.shape.is_compatible_with(shape):
+            tensor.set_shape(shape)
 
 
 class CallNotes:

@@ -1,7 +1,7 @@
 """Graphs and operations of TensorFlow: making them by definition, their functions, what has no public way in or out.
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/framework/ops.py``,
-``tensorflow/python/eager/polymorphic_function/concrete_function.py`` and ``atomic_function.py``,
+``func_graph.py``, ``tensorflow/python/eager/polymorphic_function/concrete_function.py`` and ``atomic_function.py``,
 ``tensorflow/python/ops/handle_data_util.py``. Read from 2.21: ``attributes.py`` beside the second,
 ``tensorflow/core/function/polymorphism/function_type.py``, ``tensorflow/python/framework/function_def_to_graph.py``.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager.polymorphic_function.atomic_function import from_function_def
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.handle_data_util import get_handle_data as get_handle_data
@@ -23,6 +23,28 @@ from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle
 
 FuncGraph = tf.__internal__.FuncGraph
 """The graph of a function, by itself."""
+
+
+class ListenedGraph(tf.__internal__.FuncGraph):
+    """Calls ``before(type, whether it has state, inputs)`` and ``after(operation)`` around the adding of an operation.
+
+    All are added by ``FuncGraph._create_op_internal`` (``tensorflow/python/framework/func_graph.py``).
+    """
+
+    def __init__(
+        self, name: str, before: Callable[[str, bool, Sequence[Any]], None], after: Callable[[Any], None]
+    ) -> None:
+        """Take who is told."""
+        super().__init__(name)
+        self._before, self._after = before, after
+
+    def _create_op_internal(self, op_type: str, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        definition = op_def_registry.get(op_type)
+        self._before(op_type, definition is None or definition.is_stateful, inputs)
+        operation = super()._create_op_internal(op_type, inputs, *args, **kwargs)
+        self._after(operation)
+        return operation
+
 
 AutoTrackable = tf.__internal__.tracking.AutoTrackable
 """A bare object, of which a SavedModel keeps what is set as its attributes; a ``tf.Module`` has some of its own."""

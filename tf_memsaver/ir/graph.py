@@ -125,7 +125,7 @@ class Graph:
     the step: weights, optimizer slots, other state and the input batch. At the positions in ``joined`` no segment may
     end: a cut there would change the order of a floating-point sum. ``device`` is the kind that sizes and times are
     for. ``opened`` are the layers that were chosen to be taken apart, so that their operations are units, and ``note``
-    says why there are none, if that was no choice.
+    says why there are none, if that was no choice. ``data_shapes`` are the shapes that only a batch of the data told.
     """
 
     name: str
@@ -139,6 +139,7 @@ class Graph:
     device: str = "CPU"
     opened: tuple[str, ...] = ()
     note: str = ""
+    data_shapes: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for index, value in enumerate(self.values):

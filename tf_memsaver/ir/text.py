@@ -34,7 +34,9 @@ def dump(graph: Graph) -> str:
     """Return the graph as text that ``parse`` reads back to an equal graph."""
     head = f"graph {_quoted(graph.name)} batch={graph.batch_size} device={graph.device}"
     note = f" note={_quoted(graph.note)}" if graph.note else ""
-    lines = [head + _list(" joined", graph.joined) + note]
+    shapes = ",".join("x".join(map(str, shape)) for shape in graph.data_shapes)
+    told = f" data_shapes={shapes}" if shapes else ""
+    lines = [head + _list(" joined", graph.joined) + note + told]
     lines += [f"opened {_quoted(layer)}" for layer in graph.opened]
     for unit in graph.units:
         line = f"unit {unit.index} {_quoted(unit.label)} kind={_quoted(unit.kind)} signature={_quoted(unit.signature)}"
@@ -82,6 +84,7 @@ class _Reader:
                 "device": fields.pop("device"),
                 "joined": _indices(fields.pop("joined", "")),
                 "note": _unquoted(fields.pop("note", '""')),
+                "data_shapes": _shapes(fields.pop("data_shapes", "")),
             }
         elif word == "outputs":
             self._outputs = tuple(int(value) for value in rest)
@@ -174,6 +177,10 @@ def _list(word: str, indices: tuple[int, ...]) -> str:
 
 def _indices(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",")) if text else ()
+
+
+def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(int, shape.split("x"))) for shape in text.split(",")) if text else ()
 
 
 def _quoted(text: str) -> str:

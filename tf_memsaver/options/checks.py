@@ -98,6 +98,17 @@ def names(name: str, value: Any) -> tuple[str, ...]:
     return tuple(text(f"{name}[{place}]", item) for place, item in enumerate(value))
 
 
+def several(check: Check) -> Check:
+    """Return the check of a list of things that another check accepts; they come back as a tuple."""
+
+    def checked(name: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise refused(name, "a list", value)
+        return tuple(check(f"{name}[{place}]", item) for place, item in enumerate(value))
+
+    return checked
+
+
 def none_or(check: Check) -> Check:
     """Return the check of what may also be None."""
     return lambda name, value: None if value is None else check(name, value)

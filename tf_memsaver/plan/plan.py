@@ -15,7 +15,7 @@ from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
 from tf_memsaver.options import OPTIONS, checks, choice, number, text, whole
-from tf_memsaver.options.checks import names
+from tf_memsaver.options.checks import names, several
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
 from tf_memsaver.plan.request import Request
 from tf_memsaver.units import format_bytes
@@ -44,6 +44,7 @@ class Plan:
     ``advice`` says why the plan saves little and what to try; it is empty where the plan saves 3% of the peak or more.
     ``opened`` are the layers that granularity ``"auto"`` chose to plan by operations, ``"call()"`` being the model's
     own code between layers; all others are whole. ``note`` says why it planned by layers alone, if it had no choice.
+    ``data_shapes`` are the shapes that only a batch of the data told, such as the length of its longest text.
     """
 
     segments: tuple[Segment, ...]
@@ -63,6 +64,7 @@ class Plan:
     advice: str = ""
     opened: tuple[str, ...] = ()
     note: str = ""
+    data_shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -112,6 +114,7 @@ class Plan:
             "advice": self.advice,
             "opened": list(self.opened),
             "note": self.note,
+            "data_shapes": [list(shape) for shape in self.data_shapes],
             "request": dataclasses.asdict(self.request),
             "versions": dict(self.versions),
             "fingerprint": self.fingerprint,
@@ -153,6 +156,7 @@ class Plan:
             advice=fields.get_or_none("advice", text) or "",
             opened=fields.get_or_none("opened", names) or (),
             note=fields.get_or_none("note", text) or "",
+            data_shapes=fields.get_or_none("data_shapes", several(several(whole(0)))) or (),
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(

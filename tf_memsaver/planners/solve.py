@@ -142,6 +142,7 @@ def _plan(
         bound_seconds=bound,
         opened=graph.opened,
         note=graph.note,
+        data_shapes=graph.data_shapes,
         gap=None if bound is None else (1 + overhead) / (1 + problem.overhead(bound)) - 1,
     )
 

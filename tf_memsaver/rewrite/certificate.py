@@ -37,7 +37,13 @@ def certify(model: Any, plan: Plan, copy: Callable[[], Any]) -> None:
 def _certify(model: Any, plan: Plan) -> None:
     try:
         granularity = plan.request.granularity
-        graph = captured_units(model, batch_size=plan.batch_size, granularity=granularity, opened=plan.opened)
+        graph = captured_units(
+            model,
+            batch_size=plan.batch_size,
+            granularity=granularity,
+            opened=plan.opened,
+            data_shapes=plan.data_shapes,
+        )
     except Exception as error:
         kind = "" if isinstance(error, MemsaverError) else f"{type(error).__name__}: "
         text = str(error).strip()

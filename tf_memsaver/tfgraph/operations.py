@@ -51,9 +51,9 @@ def known_shape(tensor: Any, free: int | None = None) -> tuple[int, ...] | None:
 def tensor_bytes(tensor: Any, free: int | None = None) -> int:
     """Return the bytes of a tensor of the traced graph; 0 for resources and strings, whose storage is elsewhere.
 
-    A tensor whose shape depends on the data counts 0: such tensors are indices and masks of preprocessing, not
-    activations. The tensor lists that a loop keeps for its gradient are counted where the loop makes them. Where
-    ``free`` is given, dimensions that are not known are as large as that.
+    A tensor whose shape depends on the data counts 0: such tensors are indices and masks of preprocessing. Those of
+    activations are found by ``capture.data_shapes``. The tensor lists that a loop keeps for its gradient are counted
+    where the loop makes them. Where ``free`` is given, dimensions that are not known are as large as that.
     """
     if tensor.dtype == tf.variant:
         return _loop_list_bytes(tensor)
