@@ -226,6 +226,29 @@ def test_backward_operations_have_the_names_of_the_plain_steps() -> None:
     assert len(names(model)) > 8 and names(model) <= names(optimized)
 
 
+def test_operations_of_custom_gradients_have_the_names_of_the_plain_steps() -> None:
+    """A tape opens no scope for them: a term of a residual sum was sorted by that of its layer, and added elsewhere."""
+    x = inputs = keras.Input((8,))
+    for _ in range(2):
+        x = x + layers.Dense(8, activation="sigmoid")(x) * keras.ops.silu(layers.Dense(8)(x) + x)
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    optimized = optimized_between_cuts(model, length=1, granularity="op")
+    x = batch_for(model, 4)
+
+    def names(trained: Any) -> set[str]:
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(trained(x, training=True) ** 2)
+            return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+        made = step.get_concrete_function().graph.get_operations()
+        return {each.name for each in made if each.type == "Mul" and "/" not in each.name}
+
+    assert len(names(model)) > 8 and names(model) == names(optimized)
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 def test_a_pass_whose_gradient_nobody_takes_is_fused_as_the_plain_one() -> None:
     """A product, its bias and a GELU become one operation, which rounds otherwise, if nothing lies in between."""
     x = inputs = keras.Input((32,))

@@ -88,15 +88,24 @@ class CustomGradient:
     def _without_function(self, label: str) -> str:
         return without(self.function, label)
 
-    def bound(self, slots: Any) -> Callable[..., list[Any]]:
-        """Return the gradient function, as TensorFlow registers them, for the tensors that are in ``slots`` now."""
+    def _without_number(self, label: str) -> str:
+        """Return what the operations of a label were called before they were numbered among themselves."""
+        name, _, number = label.rpartition("_")
+        return name if number.isdecimal() and any(call.label == name for call in self.calls) else label
+
+    def bound(self, slots: Any, of_tape: bool) -> Callable[..., list[Any]]:
+        """Return the gradient function, as TensorFlow registers them, for the tensors that are in ``slots`` now.
+
+        Where it is ``of_tape``, its operations are numbered on, as the plain step's are.
+        """
         seen = {slot: slots[slot] for slot in self.captured}
+        named = self._without_number if of_tape else str
 
         def gradient(operation: Any, *upstream: Any) -> list[Any]:
             local = {**seen, **dict(zip(self.upstream, upstream, strict=True))}
             for call in self.calls:
                 # Saving asks without an operation, and puts what it gets into a function to be called again.
-                call.run(local, str if operation is not None else self._without_function)
+                call.run(local, named if operation is not None else self._without_function)
             return [None if slot is None else local[slot] for slot in self.results]
 
         return gradient
@@ -143,7 +152,7 @@ class OpCall:
             if constant is not None and slot not in slots:
                 slots[slot] = constant.run(named)
         tensors = [slots[slot] for slot in self.inputs]
-        gradient = None if self.gradient is None else self.gradient.bound(slots)
+        gradient = None if self.gradient is None else self.gradient.bound(slots, self.of_tape)
         before = _present(self.after, slots, named)
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
             made = self.operation.emit(tensors, label, gradient, self.of_tape, self._backward_scope(label))
@@ -153,6 +162,9 @@ class OpCall:
         """Return what names the scope of the backward operations, by the name that the operation has got."""
         if not self.of_tape:
             return lambda _: function_scope(label)
+        if self.gradient is not None:
+            # A tape opens no scope for the gradient function of a tf.custom_gradient.
+            return lambda _: ""
         if self.own_scope:
             return tape_scope
         return lambda name: tape_scope(name.rpartition("/")[0])

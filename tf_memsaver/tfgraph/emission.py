@@ -118,7 +118,8 @@ class Template:
         """Add a copy that reads ``inputs`` to the current graph; return its outputs.
 
         ``gradient`` stands in for the registered gradient function. With ``of_tape`` it is told what nobody wants of
-        it, as by a tape. ``backward_scope`` gives the name scope of the backward operations, by the name of the copy.
+        it, as by a tape. ``backward_scope`` gives the name scope of the backward operations, by the name of the copy;
+        it is empty where they have none of their own.
 
         Raises:
           LookupError: (when a gradient is asked for) the operation has no gradient.
@@ -243,7 +244,7 @@ def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: 
         return
 
     def backward(*upstream: Any) -> list[Any]:
-        with tf.name_scope(f"{scope}/"):
+        with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
             found = function(operation, *upstream)
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
