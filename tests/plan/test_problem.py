@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tf_memsaver.errors import HintError
@@ -52,3 +54,16 @@ def test_articulation_points_are_the_cuts_that_one_value_crosses():
     problem = Problem.build(net.graph(net.dense(net.add(x, y), 8)), Request())
     assert [cut.position for cut in problem.cuts] == [1, 2, 3, 4]
     assert [cut.position for cut in problem.articulation_points] == [1, 4]
+
+
+def test_a_layer_that_was_taken_apart_is_recomputed_but_for_what_cannot_be_replayed():
+    graph = pinned_graph()
+    labels = [f"block/{unit.label}" if 0 < unit.index < 3 else unit.label for unit in graph.units]
+    units = tuple(dataclasses.replace(unit, label=label) for unit, label in zip(graph.units, labels, strict=True))
+    opened = dataclasses.replace(graph, units=units, opened=("block",))
+    problem = Problem.build(opened, Request(recompute=("block",)))
+    assert problem.pinned == (False, True, False, False)
+    assert problem.forced == (False, False, True, False)
+    assert Problem.build(opened, Request(keep=("block",))).pinned == (False, True, True, False)
+    with pytest.raises(HintError, match="RandomUniform"):
+        Problem.build(opened, Request(recompute=("dense_1",)))

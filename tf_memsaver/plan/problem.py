@@ -39,15 +39,17 @@ class Problem:
         Raises:
           HintError: a pattern matches no layer, or hints contradict each other or the graph.
         """
-        keep = _matches(graph, "keep", request.keep)
+        keep = _either(_matches(graph, "keep", request.keep), _inside(graph, request.keep))
         named = _matches(graph, "recompute", request.recompute)
-        candidates = _matches(graph, "candidates", request.candidates)
+        candidates = _either(_matches(graph, "candidates", request.candidates), _inside(graph, request.candidates))
         for unit in graph.units:
             if named[unit.index] and (keep[unit.index] or unit.pinned):
                 reason = unit.pinned or "is also named in keep"
                 raise HintError(f"layer '{unit.label}' cannot be recomputed: it {reason}. Take it out of recompute=.")
         pinned = _spread(graph, [keep[unit.index] or bool(unit.pinned) for unit in graph.units])
-        recompute = _spread(graph, named)
+        # Of a layer that was taken apart, all is meant that can be replayed.
+        parts = _inside(graph, request.recompute)
+        recompute = _spread(graph, [n or (part and not p) for n, part, p in zip(named, parts, pinned, strict=True)])
         for unit in graph.units:
             if recompute[unit.index] and pinned[unit.index]:
                 raise HintError(
@@ -180,17 +182,27 @@ def _names(label: str) -> tuple[str, str, str]:
 
 
 def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ...]:
-    """Return, for each unit, whether one of the patterns names it (label or last part of the label)."""
-    flags = [False] * len(graph.units)
+    """Return, for each unit, whether one of the patterns names it (label or last part of the label).
+
+    Raises:
+      HintError: a pattern names no unit, and no layer that was taken apart.
+    """
+    labels = [unit.label for unit in graph.units]
     for pattern in patterns:
-        found = False
-        for unit in graph.units:
-            # What is named may be a layer that was taken apart.
-            around = [layer for layer in graph.opened if unit.label.startswith(f"{layer}/")]
-            names = [name for label in (unit.label, *around) for name in _names(label)]
-            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                flags[unit.index] = found = True
-        if not found:
-            some = ", ".join(unit.label for unit in graph.units[:5])
-            raise HintError(f"{hint}={pattern!r} matches no layer. Layers are named like: {some}, …")
-    return tuple(flags)
+        if not any(_is_named(label, pattern) for label in (*labels, *graph.opened)):
+            raise HintError(f"{hint}={pattern!r} matches no layer. Layers are named like: {', '.join(labels[:5])}, …")
+    return tuple(any(_is_named(label, pattern) for pattern in patterns) for label in labels)
+
+
+def _inside(graph: Graph, patterns: Sequence[str]) -> tuple[bool, ...]:
+    """Return, for each unit, whether one of the patterns names a layer that was taken apart, with this unit in it."""
+    named = [layer for layer in graph.opened if any(_is_named(layer, pattern) for pattern in patterns)]
+    return tuple(any(unit.label.startswith(f"{layer}/") for layer in named) for unit in graph.units)
+
+
+def _is_named(label: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in _names(label))
+
+
+def _either(*flags: Sequence[bool]) -> tuple[bool, ...]:
+    return tuple(map(any, zip(*flags, strict=True)))
