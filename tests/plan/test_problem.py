@@ -65,5 +65,12 @@ def test_a_layer_that_was_taken_apart_is_recomputed_but_for_what_cannot_be_repla
     assert problem.pinned == (False, True, False, False)
     assert problem.forced == (False, False, True, False)
     assert Problem.build(opened, Request(keep=("block",))).pinned == (False, True, True, False)
+    # A pattern that names the layer names its parts, too.
+    assert Problem.build(opened, Request(recompute=("block*",))).forced == problem.forced
     with pytest.raises(HintError, match="RandomUniform"):
         Problem.build(opened, Request(recompute=("dense_1",)))
+    with pytest.raises(HintError, match="also named in keep"):
+        Problem.build(opened, Request(recompute=("block",), keep=("block",)))
+    fixed = dataclasses.replace(units[2], pinned="draws random numbers")
+    with pytest.raises(HintError, match="nothing in that layer"):
+        Problem.build(dataclasses.replace(opened, units=(*units[:2], fixed, *units[3:])), Request(recompute=("block",)))

@@ -202,6 +202,16 @@ def test_the_longest_increasing_places(places: list[int]) -> None:
     assert len(found) == max((len(c) for c in chosen if list(c) == sorted(c)), default=0)
 
 
+def _operations_of_a_step(model: Any, x: Any) -> list[tf.Operation]:
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True) ** 2)
+        return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+    return list(step.get_concrete_function().graph.get_operations())
+
+
 def test_backward_operations_have_the_names_of_the_plain_steps() -> None:
     """Graph optimisation adds three gradients of one tensor in the order of their names."""
     x = inputs = keras.Input((8,))
@@ -213,13 +223,7 @@ def test_backward_operations_have_the_names_of_the_plain_steps() -> None:
     x = batch_for(model, 4)
 
     def names(trained: Any) -> set[str]:
-        @tf.function
-        def step() -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(trained(x, training=True) ** 2)
-            return tape.gradient(loss, [v.value for v in model.trainable_variables])
-
-        made = step.get_concrete_function().graph.get_operations()
+        made = _operations_of_a_step(trained, x)
         kinds = ("Mul", "Neg", "Cos", "TanhGrad", "MatMul", "BiasAddGrad")
         return {each.name for each in made if each.type in kinds and each.name.startswith("gradient_tape")}
 
@@ -236,13 +240,7 @@ def test_operations_of_custom_gradients_have_the_names_of_the_plain_steps() -> N
     x = batch_for(model, 4)
 
     def names(trained: Any) -> set[str]:
-        @tf.function
-        def step() -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(trained(x, training=True) ** 2)
-            return tape.gradient(loss, [v.value for v in model.trainable_variables])
-
-        made = step.get_concrete_function().graph.get_operations()
+        made = _operations_of_a_step(trained, x)
         return {each.name for each in made if each.type == "Mul" and "/" not in each.name}
 
     assert len(names(model)) > 8 and names(model) == names(optimized)

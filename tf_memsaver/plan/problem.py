@@ -39,17 +39,15 @@ class Problem:
         Raises:
           HintError: a pattern matches no layer, or hints contradict each other or the graph.
         """
-        keep = _either(_matches(graph, "keep", request.keep), _inside(graph, request.keep))
-        named = _matches(graph, "recompute", request.recompute)
-        candidates = _either(_matches(graph, "candidates", request.candidates), _inside(graph, request.candidates))
+        keep = _matches(graph, "keep", request.keep)
+        named = _replayable(graph, request.recompute)
+        candidates = _matches(graph, "candidates", request.candidates)
         for unit in graph.units:
             if named[unit.index] and (keep[unit.index] or unit.pinned):
                 reason = unit.pinned or "is also named in keep"
                 raise HintError(f"layer '{unit.label}' cannot be recomputed: it {reason}. Take it out of recompute=.")
         pinned = _spread(graph, [keep[unit.index] or bool(unit.pinned) for unit in graph.units])
-        # Of a layer that was taken apart, all is meant that can be replayed.
-        parts = _inside(graph, request.recompute)
-        recompute = _spread(graph, [n or (part and not p) for n, part, p in zip(named, parts, pinned, strict=True)])
+        recompute = _spread(graph, named)
         for unit in graph.units:
             if recompute[unit.index] and pinned[unit.index]:
                 raise HintError(
@@ -182,27 +180,47 @@ def _names(label: str) -> tuple[str, str, str]:
 
 
 def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ...]:
-    """Return, for each unit, whether one of the patterns names it (label or last part of the label).
+    """Return, for each unit, whether a pattern names it (label or last part of the label) or an opened layer around it.
 
     Raises:
-      HintError: a pattern names no unit, and no layer that was taken apart.
+      HintError: a pattern matches nothing.
     """
-    labels = [unit.label for unit in graph.units]
+    flags = [False] * len(graph.units)
     for pattern in patterns:
-        if not any(_is_named(label, pattern) for label in (*labels, *graph.opened)):
-            raise HintError(f"{hint}={pattern!r} matches no layer. Layers are named like: {', '.join(labels[:5])}, …")
-    return tuple(any(_is_named(label, pattern) for pattern in patterns) for label in labels)
+        inside = _inside(graph, pattern)
+        found = [part or _is_named(unit.label, pattern) for unit, part in zip(graph.units, inside, strict=True)]
+        if not any(found):
+            some = ", ".join(unit.label for unit in graph.units[:5])
+            raise HintError(f"{hint}={pattern!r} matches no layer. Layers are named like: {some}, …")
+        flags = [flag or new for flag, new in zip(flags, found, strict=True)]
+    return tuple(flags)
 
 
-def _inside(graph: Graph, patterns: Sequence[str]) -> tuple[bool, ...]:
-    """Return, for each unit, whether one of the patterns names a layer that was taken apart, with this unit in it."""
-    named = [layer for layer in graph.opened if any(_is_named(layer, pattern) for pattern in patterns)]
+def _replayable(graph: Graph, patterns: Sequence[str]) -> tuple[bool, ...]:
+    """Return the units that patterns of ``recompute`` mean: of a layer that was taken apart, all that can be replayed.
+
+    Raises:
+      HintError: a pattern matches nothing, or nothing of the layer that it names can be replayed.
+    """
+    fixed = _spread(graph, [bool(unit.pinned) for unit in graph.units])
+    flags = [False] * len(graph.units)
+    for pattern in patterns:
+        named, inside = _matches(graph, "recompute", (pattern,)), _inside(graph, pattern)
+        meant = [n and not (part and is_fixed) for n, part, is_fixed in zip(named, inside, fixed, strict=True)]
+        if not any(meant):
+            raise HintError(
+                f"recompute={pattern!r}: nothing in that layer can be recomputed. Take it out of recompute=. The units "
+                f"of tf_memsaver.capture_graph say why."
+            )
+        flags = [flag or new for flag, new in zip(flags, meant, strict=True)]
+    return tuple(flags)
+
+
+def _inside(graph: Graph, pattern: str) -> tuple[bool, ...]:
+    """Return, for each unit, whether it is a part of a layer that was taken apart and that a pattern names."""
+    named = [layer for layer in graph.opened if _is_named(layer, pattern)]
     return tuple(any(unit.label.startswith(f"{layer}/") for layer in named) for unit in graph.units)
 
 
 def _is_named(label: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in _names(label))
-
-
-def _either(*flags: Sequence[bool]) -> tuple[bool, ...]:
-    return tuple(map(any, zip(*flags, strict=True)))
