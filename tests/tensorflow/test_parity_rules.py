@@ -57,6 +57,17 @@ def leaky() -> Any:
     return model_of(inputs, layers.Conv2D(8, 3, padding="same", activation="silu", name="second")(x))
 
 
+def swishes() -> Any:
+    """Two of them are the first, on two branches."""
+    inputs = keras.Input((6, 6, 8))
+    branches = [
+        layers.Conv2D(8, size, padding="same", activation="silu", name=f"branch{size}")(inputs) for size in (1, 3)
+    ]
+    x = layers.Concatenate(name="joined")(branches)
+    x = layers.BatchNormalization(name="norm")(layers.Conv2D(8, 3, name="middle")(x))
+    return model_of(inputs, layers.Activation("silu", name="later")(x))
+
+
 def sum_after_segments() -> Any:
     """The kernel of a sum begins with a term that nobody else holds: the backward pass needs all of these."""
     x = inputs = keras.Input((8,))
@@ -162,12 +173,12 @@ def everywhere(model: Any) -> Any:
     return optimized_in_segments(model, segments, 4, "layer")
 
 
-def trained_by_fit(model: Any, level: Parity, samples: int = 26) -> Record:
+def trained_by_fit(model: Any, level: Parity, samples: int = 26, **compiling: Any) -> Record:
     """Return what ``fit`` leaves; with 26 samples the last batch is smaller, so that no graph knows its size."""
     numbers = np.random.default_rng(0)
     x = numbers.standard_normal((samples, *model.input_shape[1:])).astype("float32")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), loss, jit_compile=False)
+    model.compile(keras.optimizers.SGD(0.02, momentum=0.9), loss, jit_compile=False, **compiling)
     with at_level(level):
         return fit(model, x, numbers.integers(0, CLASSES, samples), batch_size=4)
 
@@ -198,6 +209,11 @@ CASES = {
     Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts, of_known_sizes),
     Rule.READERS_IN_FIRST_RUN: Case(functools.partial(activated, "gelu"), between_cuts),
     Rule.READERS_IN_REPLAY: Case(functools.partial(activated, "softplus"), between_cuts),
+    Rule.FIRST_SWISHES: Case(
+        swishes,
+        lambda model: optimized_by_hand(model, ("branch1", "norm")),
+        functools.partial(of_known_sizes, steps_per_execution=3),
+    ),
     Rule.CONVOLUTIONS: Case(leaky, everywhere, of_known_sizes),
     Rule.FREE_PRODUCTS: Case(scales, everywhere, of_known_sizes),
     Rule.WHOLE_FUSIONS: Case(residual_norms, of_operations),
@@ -230,7 +246,7 @@ def test_every_rule_has_a_case() -> None:
     assert {*CASES, Rule.LEAVING_NAMES, *by_graphs, *by_positions} == set(Rule)
 
 
-NEED_ONEDNN = (Rule.READERS_IN_FIRST_RUN, Rule.READERS_IN_REPLAY)
+NEED_ONEDNN = (Rule.READERS_IN_FIRST_RUN, Rule.READERS_IN_REPLAY, Rule.FIRST_SWISHES)
 """What these keep apart only oneDNN's kernels compute otherwise when they are fused."""
 
 

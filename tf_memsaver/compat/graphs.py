@@ -18,6 +18,7 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import from_fu
 from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 from tensorflow.python.ops.handle_data_util import get_handle_data as get_handle_data
 from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle_data
 
@@ -121,6 +122,15 @@ def is_compiled_by_xla(graph: Any) -> bool:
     ``tf.function(jit_compile=True)`` traces in a control flow context that says so, and Keras's ``fit`` uses it.
     """
     return bool(GraphOrParentsInXlaContext(graph))
+
+
+def is_in_a_loop(graph: Any) -> bool:
+    """Whether a graph is, or is traced inside of, the body of a while loop (``control_flow_v2_func_graphs.py``)."""
+    while graph is not None:
+        if isinstance(graph, WhileBodyFuncGraph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def has_control_dependencies(graph: Any) -> bool:

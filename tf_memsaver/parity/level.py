@@ -20,6 +20,7 @@ from tf_memsaver.parity import extra_readers, gradients, sums
 from tf_memsaver.parity.gates import Gates, after, free_constants
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
 from tf_memsaver.parity.names import Names
+from tf_memsaver.parity.swishes import first_swishes
 
 
 class Rule(enum.Enum):
@@ -35,6 +36,7 @@ class Rule(enum.Enum):
     GRADIENTS_AS_TERMS = "a gradient that leaves a segment and may be a term of a sum is an operation of its own"
     READERS_IN_FIRST_RUN = "a value that the plain step's backward pass reads has a second reader in a first run"
     READERS_IN_REPLAY = "a value that loses a reader in a replay gets another one"
+    FIRST_SWISHES = "a swish that stays unfused in a loop, since it is the first there, stays so in a replay"
     SQUARES_OF_CUBES = "the square that the gradient of a cube computes is there in a first run"
     CONVOLUTIONS = "a convolution in front of a LeakyRelu that is waited for is read once more"
     TERMS_IN_FIRST_RUN = "a term that is needed after its sum is held, in a first run"
@@ -187,6 +189,8 @@ class Parity:
         read: list[tf.Tensor] = []
         if Rule.READERS_IN_REPLAY in self.rules:
             read += extra_readers.values_that_lose_readers(replayed, needed, [outputs[place] for place in arrived])
+        if Rule.FIRST_SWISHES in self.rules:
+            read += first_swishes(replayed)
         if Rule.TERMS_IN_REPLAY in self.rules:
             read += sums.read_after_sums_of_replay(replayed, needed, outputs, gates)
         return extra_readers.first_elements(read, gates)
