@@ -149,6 +149,15 @@ def test_how_gradients_arrive_from_operations(
     assert (1 in block.gradients.terms, 1 in block.assigned) == (is_term, is_assigned)
 
 
+def test_factors_of_one_product_are_terms() -> None:
+    """A constant moves on to one of them, by their names (a T5's gate, behind which there is a Dropout)."""
+    chain = [("Relu", (0,)), ("MatMul", (0,)), ("Neg", (0,)), ("Mul", (1, 2)), ("Mul", (3, 4))]
+    calls = tuple(Op(kind=kind, inputs=read, outputs=(place,)) for place, (kind, read) in enumerate(chain, 1))
+    sequence = CallSequence(calls=calls, inputs=(0,), outputs=(len(calls),), slot_count=len(calls) + 1)
+    gradients = blocks_of(sequence, cut(3, len(calls)))[0].gradients
+    assert gradients.terms == gradients.several == {1, 2}
+
+
 @pytest.mark.parametrize("mode", [STORE, RECOMPUTE])
 def test_an_output_of_the_model_is_made_in_a_store_segment(mode: SegmentMode) -> None:
     sequence = list_layer_calls(model())

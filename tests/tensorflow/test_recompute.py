@@ -44,7 +44,7 @@ class Function:
     def may_be_term(self, place: int) -> bool:
         return place in self.terms
 
-    def is_added(self, place: int) -> bool:
+    def is_one_of_several(self, place: int) -> bool:
         return False
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:

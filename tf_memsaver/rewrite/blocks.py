@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.parity.grappler import ACTIVATION_PARTS, gradient_name, sum_name
+from tf_memsaver.parity.grappler import ACTIVATION_PARTS, REORDERED_BY_SIZE, gradient_name, sum_name
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
@@ -18,12 +18,12 @@ class Gradients:
     """What the plain step makes of the gradients of a segment's outputs.
 
     ``names`` has the name under which each arrives, and ``terms`` the slots whose gradients may be terms of a sum.
-    ``added`` are the slots that an addition reads. ``forward_first`` is that of ``CallSequence``.
+    ``several`` are the slots that may be operands of one sum or product. ``forward_first`` is that of ``CallSequence``.
     """
 
     names: Mapping[int, str]
     terms: frozenset[int]
-    added: frozenset[int]
+    several: frozenset[int]
     forward_first: bool | None
 
 
@@ -77,6 +77,8 @@ def _block(sequence: CallSequence, segment: Segment, readers: _Readers) -> Block
     made = dict.fromkeys(slot for call in calls for slot in call.outputs)
     inputs = tuple(dict.fromkeys(slot for call in calls for slot in call.inputs if slot not in made))
     outputs = tuple(slot for slot in made if readers.are_after(segment, slot))
+    factors = readers.factors(segment.stop, outputs)
+    added = frozenset(slot for slot in outputs if readers.has_addition(segment.stop, slot))
     of_others = {*sequence.inputs, *sequence.outputs}
     variables = tuple({id(v): v for call in calls for v in _variables(call)}.values())
     return Block(
@@ -96,8 +98,8 @@ def _block(sequence: CallSequence, segment: Segment, readers: _Readers) -> Block
         assigned=frozenset(slot for slot in outputs if readers.are_all(ASSIGNMENTS, segment.stop, slot)),
         gradients=Gradients(
             names={slot: readers.gradient_name(slot, segment.stop, sequence.forward_first) for slot in outputs},
-            terms=frozenset(slot for slot in outputs if not readers.are_all(ACTIVATION_PARTS, segment.stop, slot)),
-            added=frozenset(slot for slot in outputs if readers.has_addition(segment.stop, slot)),
+            terms=factors.union(s for s in outputs if not readers.are_all(ACTIVATION_PARTS, segment.stop, s)),
+            several=factors | added if len(added) > 1 else factors,
             forward_first=sequence.forward_first,
         ),
     )
@@ -154,6 +156,15 @@ class _Readers(NamedTuple):
     def has_addition(self, position: int, slot: int) -> bool:
         """Return whether any of those that read a slot from a position on passes its gradient on as it is."""
         return any(reader.passes_to is not None for _, reader in self.from_position(position, slot))
+
+    def factors(self, position: int, slots: Iterable[int]) -> frozenset[int]:
+        """Return those of the slots that a product from a position on reads with another one of them."""
+        of_product: dict[str, set[int]] = {}
+        for slot in slots:
+            for _, reader in self.from_position(position, slot):
+                if reader.kind == REORDERED_BY_SIZE:
+                    of_product.setdefault(reader.name, set()).add(slot)
+        return frozenset(slot for read in of_product.values() if len(read) > 1 for slot in read)
 
     def from_position(self, position: int, slot: int) -> list[tuple[int, Reader]]:
         """Return what reads a slot from a position on, each with the index of its call."""

@@ -111,9 +111,9 @@ class Run:
         """Return whether an output may be a term of a sum after the segment."""
         return self.is_loss(place) or self._float_outputs[place] in self._block.gradients.terms
 
-    def is_added(self, place: int) -> bool:
-        """Return whether an addition after the segment reads an output."""
-        return not self.is_loss(place) and self._float_outputs[place] in self._block.gradients.added
+    def is_one_of_several(self, place: int) -> bool:
+        """Return whether a sum or product after the segment may read an output and another one."""
+        return not self.is_loss(place) and self._float_outputs[place] in self._block.gradients.several
 
     def is_input_of_others(self, place: int) -> bool:
         """Return whether others read an input, too."""

@@ -81,10 +81,8 @@ def _with_terms_noted(
     noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]
     if tf.executing_eagerly() or len(outputs) == 1:
         return noted
-    added = [place for place in range(len(noted)) if function.is_added(place)]
-    several = added if len(added) > 1 else ()
     return [
-        shared.parity.result(tensor, place in several, functools.partial(_note_terms, reached, place))
+        shared.parity.result(tensor, function.is_one_of_several(place), functools.partial(_note_terms, reached, place))
         if function.may_be_term(place)
         else tensor
         for place, tensor in enumerate(noted)

@@ -36,8 +36,8 @@ class Replayable(Protocol):
         """Whether output ``place`` may be a term of a sum after the segment."""
         ...
 
-    def is_added(self, place: int) -> bool:
-        """Whether an addition after the segment reads output ``place``."""
+    def is_one_of_several(self, place: int) -> bool:
+        """Whether a sum or product after the segment may read output ``place`` and another one."""
         ...
 
     def is_input_of_others(self, place: int) -> bool:
