@@ -260,7 +260,8 @@ def test_a_plan_that_saves_nothing_says_why(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level("WARNING", logger="absl"):
         tf_memsaver.optimize(model, batch_size=4096)
     (said,) = _said(caplog)
-    assert "saves no memory" in said and "by one layer, 'net'" in said and "granularity='auto'" in said
+    assert "saves no memory" in said and "by one layer, 'net'" in said and "granularity='op'" in said
+    assert "The plan is by layers alone, since it is not compiled (compile it first if fit trains it)" in said
 
 
 def test_a_plan_that_saves_says_what(caplog: pytest.LogCaptureFixture) -> None:

@@ -54,7 +54,7 @@ def trained(plan: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("first", ["store", "recompute"])
 def test_results_are_those_of_the_plain_model(first: str) -> None:
-    plan = tf_memsaver.search_plan(biased(), batch_size=40, strategy="plain")
+    plan = tf_memsaver.search_plan(biased(), batch_size=40, strategy="plain", granularity="layer")
     ends = ((0, 1, "store"), (1, 2, first), (2, 4, "recompute"), (4, 5, "store"))
     assert len(plan.labels) == 5
     segments = tuple(Segment(start=start, stop=stop, mode=SegmentMode(mode)) for start, stop, mode in ends)

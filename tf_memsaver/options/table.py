@@ -167,7 +167,7 @@ class Units(TypedDict, total=False):
             more="A plan of operations may keep a matrix product and recompute the softmax after it. ``auto`` does so "
             "in blocks that somebody put together, and between the layers of a ``call`` of one's own, where "
             "``fit`` runs a graph. Layers of Keras that a model calls one after another stay whole.",
-            default="layer",
+            default="auto",
             value="auto|layer|op",
         ),
     ]

@@ -29,8 +29,7 @@ _NAMED = 3
 _BATCH = "a larger batch, of whose activations more can be saved"
 _BY_ITSELF = "or optimize a model inside this one by itself"
 _SMALLER_UNITS = {
-    "layer": "granularity='auto', which cuts inside layers, too ('op', where a plan by 'auto' says that it may not), "
-    + _BY_ITSELF,
+    "layer": f"granularity='auto', which cuts inside layers, too, {_BY_ITSELF}",
     "auto": f"granularity='op', which cuts inside all layers, {_BY_ITSELF}",
     "op": "",
 }
@@ -72,6 +71,8 @@ def _of_savings(simulator: Simulator, plan: Plan) -> str:
     reasons, remedies = zip(*found, strict=True)
     tried = dict.fromkeys(remedy for remedy in remedies if remedy)
     what_next = f" Try {', or '.join(tried)}." if tried else ""
+    if graph.note:
+        reasons = (*reasons, f"the plan is {graph.note}")
     return f"the plan {did}. {'. '.join(reason[:1].upper() + reason[1:] for reason in reasons)}.{what_next}"
 
 
