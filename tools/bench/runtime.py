@@ -52,7 +52,7 @@ def activation_bytes(variant: str) -> int:
         def may_be_term(self, place: int) -> bool:
             return True
 
-        def is_added(self, place: int) -> bool:
+        def is_one_of_several(self, place: int) -> bool:
             return False
 
         def gradient_name(self, place: int) -> str:
