@@ -39,6 +39,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages from outside docs/, and let notebooks be pages."""
     for page, source in SOURCES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    files.append(File.generated(config, "site.css", content=(ROOT / "tools" / "docs" / "site.css").read_text("utf-8")))
     for file in list(files):
         if file.src_uri.endswith(".ipynb"):
             files.remove(file)
