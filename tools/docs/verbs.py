@@ -26,7 +26,7 @@ class Verbs(griffe.Extension):
         if not groups or func.docstring is None:
             return
         group = getattr(table, groups[0])
-        func.docstring.value = verbs._documented(func.docstring.value, group) or ""
+        func.docstring.value = verbs.documented(func.docstring.value, group) or ""
         del func.parameters["options"]
         for name, option in table.options_of(group).items():
             func.parameters.add(
