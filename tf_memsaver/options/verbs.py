@@ -38,7 +38,7 @@ def takes(group: Any) -> Callable[[Verb], Verb]:
             **{parameter.name: parameter.annotation for parameter in signature.parameters.values()},
             "return": signature.return_annotation,
         }
-        call.__doc__ = _documented(verb.__doc__, group)
+        call.__doc__ = documented(verb.__doc__, group)
         return cast(Verb, call)
 
     return decorated
@@ -79,7 +79,7 @@ def _bound(name: str, signature: inspect.Signature, args: Any, given: dict[str, 
     return bound
 
 
-def _documented(docstring: str | None, group: Any) -> str | None:
+def documented(docstring: str | None, group: Any) -> str | None:
     """Return a docstring whose section on arguments has all options of a group."""
     if docstring is None:  # Python runs without docstrings.
         return None
