@@ -7,17 +7,18 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError
 from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
-from tf_memsaver.options import OPTIONS, checks, choice, number, text, whole
+from tf_memsaver.options import OPTIONS, Check, checks, choice, number, text, whole
 from tf_memsaver.options.checks import names, several
 from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
 from tf_memsaver.plan.request import Request
+from tf_memsaver.summary import Rows, Summarized
 from tf_memsaver.units import format_bytes
 
 SCHEMA_VERSION = 1
@@ -28,8 +29,28 @@ MOST_LEVELS = 32
 """Segments within segments that are read from a file. ``nested`` makes 7 for a chain of 128 equal units."""
 
 
+Decision = Literal["recomputed", "kept", "pinned"]
+"""What a plan does with a layer: ``pinned`` ones are kept because they must be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PlannedLayer:
+    """What a plan does with one layer call, and why: a row of ``Plan.layers``.
+
+    ``activation_bytes`` is what the layer makes and the plain step keeps for the backward pass; None where an older
+    plan file does not say. Of a recomputed layer, only what later segments read of it is kept. ``segment`` is the
+    0-based number of the plan's segment that the layer lies in.
+    """
+
+    layer: str
+    decision: Decision
+    activation_bytes: int | None
+    segment: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Summarized):
     """A certified plan: contiguous segments over a model's units, and what the simulator predicts for it.
 
     ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan,
@@ -45,6 +66,10 @@ class Plan:
     ``opened`` are the layers that granularity ``"auto"`` chose to plan by operations, ``"call()"`` being the model's
     own code between layers; all others are whole. ``note`` says why it planned by layers alone, if it had no choice.
     ``data_shapes`` are the shapes that only a batch of the data told, such as the length of its longest text.
+
+    ``activation_bytes`` and ``reasons`` are, by unit, what ``layers`` shows of bytes, and why a layer must be kept or
+    recomputed (empty where the planner chose); both are empty in a plan of an older file. ``kept``, ``recomputed`` and
+    ``pinned`` are names of layers; ``pandas.DataFrame(plan.layers)`` is the table of all, with bytes and reasons.
     """
 
     segments: tuple[Segment, ...]
@@ -65,6 +90,8 @@ class Plan:
     opened: tuple[str, ...] = ()
     note: str = ""
     data_shapes: tuple[tuple[int, ...], ...] = ()
+    activation_bytes: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -81,6 +108,36 @@ class Plan:
         """The places of those layers among the units."""
         chosen = [s for s in self.segments if s.mode is SegmentMode.RECOMPUTE]
         return tuple(unit for s in chosen for unit in range(s.start, s.stop))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Labels of the layers whose activations the planner chose to keep, in order."""
+        return tuple(each.layer for each in self.layers if each.decision == "kept")
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """Labels of the layers that must be kept, in order; ``layers`` says why. Empty in a plan of an older file."""
+        return tuple(each.layer for each in self.layers if each.decision == "pinned")
+
+    @property
+    def layers(self) -> tuple[PlannedLayer, ...]:
+        """What the plan does with each layer, in order: a table that ``pandas.DataFrame`` takes."""
+        return tuple(
+            self._layer(unit, number, segment.mode)
+            for number, segment in enumerate(self.segments)
+            for unit in range(segment.start, segment.stop)
+        )
+
+    def _layer(self, unit: int, segment: int, mode: SegmentMode) -> PlannedLayer:
+        reason = self.reasons[unit] if self.reasons else ""
+        decision: Decision = "recomputed" if mode is SegmentMode.RECOMPUTE else "pinned" if reason else "kept"
+        return PlannedLayer(
+            layer=self.labels[unit],
+            decision=decision,
+            activation_bytes=self.activation_bytes[unit] if self.activation_bytes else None,
+            segment=segment,
+            reason=reason or f"{self.planner} chose it",
+        )
 
     def check_matches(self, signatures: Sequence[str], labels: Sequence[str]) -> None:
         """Check that the plan was made for a model with these units.
@@ -119,8 +176,17 @@ class Plan:
             "versions": dict(self.versions),
             "fingerprint": self.fingerprint,
             "segments": [_segment_to_json(segment) for segment in self.segments],
-            "units": [{"label": a, "signature": b} for a, b in zip(self.labels, self.signatures, strict=True)],
+            "units": self._units_to_json(),
         }
+
+    def _units_to_json(self) -> list[dict[str, Any]]:
+        units: list[dict[str, Any]] = [
+            {"label": a, "signature": b} for a, b in zip(self.labels, self.signatures, strict=True)
+        ]
+        for name, told in (("activation_bytes", self.activation_bytes), ("reason", self.reasons)):
+            for unit, each in zip(units, told, strict=False):
+                unit[name] = each
+        return units
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -157,6 +223,8 @@ class Plan:
             opened=fields.get_or_none("opened", names) or (),
             note=fields.get_or_none("note", text) or "",
             data_shapes=fields.get_or_none("data_shapes", several(several(whole(0)))) or (),
+            activation_bytes=_of_units(units, "activation_bytes", whole(0)),
+            reasons=_of_units(units, "reason", text),
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(
@@ -209,6 +277,27 @@ class Plan:
             )
         return cls.from_json(data)
 
+    def summary(self) -> tuple[str, Rows]:
+        """Return what ``repr`` shows."""
+        pinned, segments = len(self.pinned), sum(s.mode is SegmentMode.RECOMPUTE for s in self.segments)
+        share = f" ({self.peak_bytes / self.plain_peak_bytes:.0%})" if self.plain_peak_bytes else ""
+        rows = [
+            ("peak now", format_bytes(self.plain_peak_bytes)),
+            ("peak planned", f"{format_bytes(self.peak_bytes)}{share}"),
+            ("step time", f"{self.step_overhead:+.1%}"),
+            ("recomputed", f"{len(self.recomputed_units)} of {len(self.labels)} layers, in {segments} segments"),
+            ("kept", f"{len(self.kept)} layers, and {pinned} that must be"),
+            ("limits", self._limits()),
+        ]
+        rows += [(name, told) for name, told in (("advice", self.advice), ("note", self.note)) if told]
+        return f"Plan for batch size {self.batch_size}, predicted (planner {self.planner})", rows
+
+    def _limits(self) -> str:
+        budget, overhead = self.request.budget_bytes, self.request.max_overhead
+        limits = [] if budget is None else [f"budget {format_bytes(budget)}"]
+        limits += [] if overhead is None else [f"step at most {overhead:+.1%}"]
+        return ", ".join(limits) or "none given"
+
     def __str__(self) -> str:
         segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
         by_layers = self.request.granularity == "layer" or (self.request.granularity == "auto" and not self.opened)
@@ -225,6 +314,11 @@ class Plan:
             return f"; {self.note}" if self.note else ""
         more = f" and {len(self.opened) - _NAMED} more" if len(self.opened) > _NAMED else ""
         return f"; by operations: {', '.join(self.opened[:_NAMED])}{more}"
+
+
+def _of_units(units: Sequence[Fields], name: str, check: Check) -> tuple[Any, ...]:
+    """Return a field of all units; none at all where an older plan does not have it."""
+    return tuple(unit.get(name, check) for unit in units) if all(name in unit for unit in units) else ()
 
 
 def _segment_to_json(segment: Segment) -> dict[str, Any]:
