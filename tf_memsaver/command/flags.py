@@ -9,7 +9,7 @@ from typing import Any
 from absl import flags
 
 from tf_memsaver.errors import MemsaverError
-from tf_memsaver.options.flags import ModelFlags, OutputFlags, PlanFlags, SaveFlags
+from tf_memsaver.options.flags import DetailFlags, ModelFlags, OutputFlags, PlanFlags, SaveFlags
 from tf_memsaver.options.option import Option
 from tf_memsaver.options.table import (
     CalibratedOptions,
@@ -69,13 +69,13 @@ COMMANDS = {
             name="estimate",
             summary="Show where the memory of one training step goes, layer by layer.",
             example="resnet50 --batch_size=32 --optimizer=adam",
-            flags=flags_of(ModelFlags, EstimateOptions),
+            flags=flags_of(ModelFlags, EstimateOptions, DetailFlags),
         ),
         Command(
             name="plan",
             summary="Choose what to recompute, show it, and write it to a plan file.",
             example="resnet50 --batch_size=32 --budget=1GiB --output=plan.json",
-            flags=flags_of(ModelFlags, PlanOptions, OutputFlags, Overwrite),
+            flags=flags_of(ModelFlags, PlanOptions, OutputFlags, Overwrite, DetailFlags),
         ),
         Command(
             name="curve",

@@ -174,10 +174,10 @@ def _reasons(problem: Problem) -> tuple[str, ...]:
             return ""
         if unit.pinned:
             return unit.pinned
-        hint = "keep" if keep[unit.index] else "recompute" if named[unit.index] else ""
-        return (
-            f"is named in {hint}=" if hint else "shares a sum with such a layer: a cut between would change its order"
-        )
+        for hint, is_named in (("keep", keep), ("recompute", named)):
+            if is_named[unit.index]:
+                return f"is named in {hint}="
+        return "shares a tensor with such a layer: a cut between the two would change the order of a sum"
 
     return tuple(map(reason, problem.graph.units))
 
