@@ -26,9 +26,9 @@ def heard_by(listener: Listener) -> Iterator[None]:
 
 
 def told(what: str, done: int, total: int) -> None:
-    """Say that ``done`` of ``total`` parts of something are done."""
+    """Say that ``done`` of ``total`` parts of something are done; nothing where the total is not known (0)."""
     listener = _LISTENER.get()
-    if listener is not None:
+    if listener is not None and total:
         listener(what, done, total)
 
 

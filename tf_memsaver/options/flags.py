@@ -50,9 +50,7 @@ class DetailFlags(TypedDict, total=False):
 
     all: Annotated[
         bool,
-        Option(
-            check=switch, help="show every layer and segment, not the largest blocks alone", default=False, value=""
-        ),
+        Option(check=switch, help="show every layer and segment, not the largest blocks", default=False, value=""),
     ]
 
 

@@ -26,8 +26,9 @@ def block_of(label: str) -> str:
     name = label.split("#")[0]
     *folders, last = name.split("/")
     for place, folder in enumerate(folders):
-        if _numbered_part(f"{folder}/") is not None:
-            return "/".join(folders[: place + 1])
+        block = _numbered_part(f"{folder}/")
+        if block is not None:
+            return "/".join([*folders[:place], block])
     block = _numbered_part(last)
     if block is not None:
         return "/".join([*folders, block])

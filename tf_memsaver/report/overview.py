@@ -125,8 +125,8 @@ def _largest_blocks(estimate: Estimate) -> Table:
     kinds = {unit.label: unit.kind for unit in estimate.units}
     top = _largest(blocks)
     table = Rows()
-    table.add_name("largest, by activations kept")
-    table.add_column("layers")
+    table.add_name("largest activations")
+    table.add_column("kind")
     table.add_figures("bytes", "of peak")
     table.add_bars()
     most = max((block.bytes for block in top), default=0)
@@ -134,7 +134,7 @@ def _largest_blocks(estimate: Estimate) -> Table:
         what = f"{block.layers} layers" if block.layers > 1 else kinds[block.name]
         share = share_of(block.bytes, estimate.peak_bytes)
         table.add_row(block.name, Name(what, MINOR), format_bytes(block.bytes), share, bar(block.bytes, most, NOW))
-    _say_what_is_left_out(table, blocks, top, "layer")
+    table.set_caption(f"{_left_out(blocks, top)}; --all shows each. The command plan says what to recompute.")
     return table
 
 
@@ -143,7 +143,7 @@ def _recomputed_blocks(plan: Plan) -> Table:
     blocks = [_Block.of(name, [layers[place] for place in places]) for name, places in folded(plan.labels)]
     top = _largest(blocks)
     table = Rows()
-    table.add_name("largest, by activations")
+    table.add_name("largest activations")
     table.add_figures("recomputed", "bytes")
     table.add_bars()
     most = max((block.bytes for block in top), default=0)
@@ -151,7 +151,7 @@ def _recomputed_blocks(plan: Plan) -> Table:
         kept = block.bytes - block.recomputed_bytes
         drawn = bar_of_two(block.recomputed_bytes, kept, most, (PLANNED, NOW))
         table.add_row(block.name, f"{block.recomputed} of {block.layers}", format_bytes(block.bytes), drawn)
-    _say_what_is_left_out(table, blocks, top, "segment", "; bars: █ recomputed, ░ kept")
+    table.set_caption(f"{_left_out(blocks, top)}; --all shows segments. █ is recomputed, ░ kept")
     return table
 
 
@@ -181,10 +181,14 @@ def _largest(blocks: Sequence[_Block]) -> list[_Block]:
     return sorted((block for block in blocks if block.bytes), key=lambda block: -block.bytes)[:MOST_ROWS]
 
 
-def _say_what_is_left_out(
-    table: Rows, blocks: Sequence[_Block], top: Sequence[_Block], what: str, more: str = ""
-) -> None:
-    layers = sum(block.layers for block in blocks) - sum(block.layers for block in top)
-    count = sum(block.bytes for block in blocks) - sum(block.bytes for block in top)
-    left = f"and {layers} more layers, {format_bytes(count)}" if layers else "all of the model"
-    table.set_caption(f"{left}; --all shows each {what}{more}")
+def _left_out(blocks: Sequence[_Block], top: Sequence[_Block]) -> str:
+    layers, count = (sum(map(of, blocks)) - sum(map(of, top)) for of in (_layers_of, _bytes_of))
+    return f"and {layers} more, {format_bytes(count)}" if layers else "all layers"
+
+
+def _layers_of(block: _Block) -> int:
+    return block.layers
+
+
+def _bytes_of(block: _Block) -> int:
+    return block.bytes
