@@ -24,6 +24,7 @@ from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.compat.versions import __version__
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.files.writing import scratch_folder
+from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.report.progress import Progress
 
 if TYPE_CHECKING:
@@ -69,11 +70,14 @@ def _parse(argv: Sequence[str], *, restore: bool) -> Invocation:
     if name == "--version":
         _leave(f"tf_memsaver {__version__}")
     if command is None:
-        reason = f"'{name}' is not a command" if name else "no command was given"
-        _reject(f"{reason}; commands are {', '.join(COMMANDS)}")
+        reason = f"'{name}' is not a command.{did_you_mean(name, COMMANDS)}" if name else "no command was given."
+        _reject(f"{reason} Commands are {', '.join(COMMANDS)}")
     values = new_flags(command)
     try:
         _, *rest = values(list(argv))
+    except flags.UnrecognizedFlagError as error:
+        known = did_you_mean(error.flagname, command.flags) or _said_of(error.flagname)
+        _reject(f"there is no option --{error.flagname}.{known}", name)
     except flags.Error as error:
         _reject(str(error), name)
     if len(rest) != 2:
@@ -85,6 +89,11 @@ def _parse(argv: Sequence[str], *, restore: bool) -> Invocation:
     return Invocation(command=name, model=rest[1], flags=values, restore=restore)
 
 
+def _said_of(flag: str) -> str:
+    having = [command.name for command in COMMANDS.values() if flag in command.flags]
+    return f" It is one of {', '.join(having)}." if having else ""
+
+
 def _leave(text: str) -> NoReturn:
     print(text)
     sys.exit(DONE)
@@ -92,8 +101,13 @@ def _leave(text: str) -> NoReturn:
 
 def _reject(reason: str, command: str = "") -> NoReturn:
     call = " ".join(filter(None, (PROGRAM, command, "--help")))
-    print(f"{PROGRAM}: {_one_line(reason)}. See: {call}", file=sys.stderr)
+    print(f"{PROGRAM}: {_ended(_one_line(reason))} See: {call}", file=sys.stderr)
     sys.exit(BAD_INPUT)
+
+
+def _ended(line: str) -> str:
+    """Return a line that ends as a sentence."""
+    return line if line.endswith("?") else f"{line}."
 
 
 def _one_line(text: str) -> str:
@@ -112,7 +126,7 @@ def _run(invocation: Invocation) -> int:
             with _temporary_files_go():
                 result = _call(invocation)
         except MemsaverError as error:
-            print(f"{PROGRAM}: {_one_line(str(error))}.", file=sys.stderr)
+            print(f"{PROGRAM}: {_ended(_one_line(str(error)))}", file=sys.stderr)
             if as_json:
                 fields = {"error": type(error).__name__, "message": str(error), **vars(error)}
                 _print_json(fields, results)

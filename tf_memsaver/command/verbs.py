@@ -19,6 +19,7 @@ from tf_memsaver.files.writing import written
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.report import overview, tables
+from tf_memsaver.report.parts import BAD, GOOD
 from tf_memsaver.report.progress import Progress
 from tf_memsaver.units import Share, format_bytes
 
@@ -42,7 +43,7 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
         made = traced.plan()
     shown = overview.estimate_view(found, made)
     if flags.all:
-        shown = (tables.layers_table(found), Text(), tables.totals_table(found), Text(), *overview.answer(found, made))
+        shown = (*overview.answer(found, made), Text(), tables.totals_table(found), Text(), tables.layers_table(found))
     planned = {name: getattr(made, name) for name in ("peak_bytes", "step_overhead", "planner")}
     return Result(satisfied=True, document={**found.to_json(), "planned": planned}, shown=shown)
 
@@ -55,7 +56,7 @@ def plan(source: str, flags: Any, progress: Progress) -> Result:
     found = traced.estimate()
     shown = overview.plan_view(found, made)
     if flags.all:
-        shown = (tables.segments_table(made), Text(), *overview.answer(found, made))
+        shown = (*overview.answer(found, made), Text(), tables.segments_table(made))
     return Result(satisfied=True, document=made.to_json(), shown=(*shown, *written))
 
 
@@ -80,7 +81,9 @@ def max_batch(source: str, flags: Any, progress: Progress) -> Result:
     with progress.stage("planning for several batch sizes" + ("" if flags.predict_only else ", running the largest")):
         found = api.max_batch_size(given.plain, **given.batches, **limits, predict_only=flags.predict_only)
     written = _written(found.plan, target, flags)
-    return Result(satisfied=True, document=found.to_json(), shown=(tables.rates_table(found), str(found), *written))
+    return Result(
+        satisfied=True, document=found.to_json(), shown=(str(found), Text(), tables.rates_table(found), *written)
+    )
 
 
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
@@ -118,7 +121,8 @@ def verify(source: str, flags: Any, progress: Progress) -> Result:
             steps=flags.steps,
             mode=flags.mode,
         )
-    shown = (tables.verification_table(found), str(found), str(made))
+    verdict = Text("passed" if found.passed else "FAILED", GOOD if found.passed else BAD)
+    shown = (Text.assemble(verdict, ": ", str(found)), str(made), Text(), tables.verification_table(found))
     document = {"plan": made.to_json(), "verification": found.to_json()}
     return Result(satisfied=found.passed, document=document, shown=shown)
 
@@ -149,7 +153,8 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
     shown: tuple[RenderableType, ...] = (tables.measurements_table(rows),)
     if budget is not None:
         sign, verdict = ("≤", "kept") if kept else (">", "NOT kept")
-        shown += (f"budget {verdict}: measured {format_bytes(peak)} {sign} {format_bytes(budget)}",)
+        line = f"budget {verdict}: measured {format_bytes(peak)} {sign} {format_bytes(budget)}"
+        shown = (Text(line, GOOD if kept else BAD), *shown)
     document = {
         "plan": made.to_json(),
         "budget_bytes": budget,

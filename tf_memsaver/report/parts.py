@@ -48,10 +48,9 @@ class Rows(Table):
     """A table without a frame. Texts are shown as they are: names come from models and files."""
 
     def __init__(self, title: str = "") -> None:
+        # Rich would break them where the table ends.
+        self._above, self._below = verbatim(title, "bold"), Text()
         super().__init__(
-            title=verbatim(title, "bold") if title else None,
-            title_justify="left",
-            caption_justify="left",
             header_style="bold",
             box=None,
             pad_edge=False,
@@ -81,7 +80,14 @@ class Rows(Table):
 
     def set_caption(self, text: str) -> None:
         """Show a text below the table."""
-        self.caption = verbatim(text, MINOR)
+        self._below = verbatim(text, MINOR)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._above:
+            yield self._above
+        yield from super().__rich_console__(console, options)
+        if self._below:
+            yield self._below
 
 
 def verbatim(text: str, style: str = "") -> Text:

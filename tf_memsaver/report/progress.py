@@ -65,6 +65,8 @@ class _Line:
 
     def hear(self, loop: str, done: int, total: int) -> None:
         """Take down how far a loop is."""
+        if (loop, done, total) == (self._loop, self._done, self._total):
+            return
         if done <= 1 or loop != self._loop:
             # The first part of a loop may take much longer than the others, such as a step that is traced.
             self._first_at = self.seconds
