@@ -91,7 +91,7 @@ COMMANDS = {
                 ("resnet50 --batch_size=32 --budget=1GiB --output=plan.json", "within a budget, as a file"),
                 (
                     "model.keras --batch_size=32 --max_overhead=0.1 --keep=stem",
-                    "at most 10% more time, and the layer stem kept",
+                    "at most 10% more time; a layer kept",
                 ),
             ),
             flags=flags_of(ModelFlags, PlanOptions, OutputFlags, Overwrite, DetailFlags),

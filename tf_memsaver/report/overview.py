@@ -134,7 +134,7 @@ def _largest_blocks(estimate: Estimate) -> Table:
         what = f"{block.layers} layers" if block.layers > 1 else kinds[block.name]
         share = share_of(block.bytes, estimate.peak_bytes)
         table.add_row(block.name, Name(what, MINOR), format_bytes(block.bytes), share, bar(block.bytes, most, NOW))
-    table.set_caption(f"{_left_out(blocks, top)}; --all shows each. The command plan says what to recompute.")
+    table.set_caption(f"{_left_out(blocks, top)} (--all); the command plan says what to recompute")
     return table
 
 
@@ -151,7 +151,7 @@ def _recomputed_blocks(plan: Plan) -> Table:
         kept = block.bytes - block.recomputed_bytes
         drawn = bar_of_two(block.recomputed_bytes, kept, most, (PLANNED, NOW))
         table.add_row(block.name, f"{block.recomputed} of {block.layers}", format_bytes(block.bytes), drawn)
-    table.set_caption(f"{_left_out(blocks, top)}; --all shows segments. █ is recomputed, ░ kept")
+    table.set_caption(f"{_left_out(blocks, top)} (--all shows segments); █ is recomputed, ░ kept")
     return table
 
 

@@ -98,8 +98,8 @@ def verbatim(text: str, style: str = "") -> Text:
 
 def bar(value: float, of: float, style: str) -> Text:
     """Return a bar as long as ``value`` is of ``of``: ``BAR_WIDTH`` cells for all of it, and never more."""
-    eighths = round(8 * BAR_WIDTH * min(1.0, value / of)) if of > 0 else 0
-    full, rest = divmod(eighths or int(value > 0), 8)
+    share = min(1.0, value / of) if of > 0 else 0.0
+    full, rest = divmod(max(round(8 * BAR_WIDTH * share), int(share > 0)), 8)
     return Text("█" * full + _EIGHTHS[rest].strip(), style=style)
 
 
