@@ -129,10 +129,10 @@ def _run(invocation: Invocation) -> int:
             print(f"{PROGRAM}: {_ended(_one_line(str(error)))}", file=sys.stderr)
             if as_json:
                 fields = {"error": type(error).__name__, "message": str(error), **vars(error)}
-                _print_json(fields, results)
+                print_json(fields, results)
             return NOT_SATISFIED if isinstance(error, _UNSATISFIED) else BAD_INPUT
         if as_json:
-            _print_json(result.document, results)
+            print_json(result.document, results)
         else:
             console = Console(file=results)
             for part in result.shown:
@@ -140,7 +140,7 @@ def _run(invocation: Invocation) -> int:
         return DONE if result.satisfied else NOT_SATISFIED
 
 
-def _print_json(document: Any, results: TextIO) -> None:
+def print_json(document: Any, results: TextIO) -> None:
     """Print a document; JSON has no numbers that are not finite, and null stands for them."""
     print(json.dumps(_finite(document), indent=1, default=str, allow_nan=False), file=results)
 

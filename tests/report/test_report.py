@@ -143,7 +143,7 @@ def test_estimate_tables_show_layers_and_totals() -> None:
 
 def test_plan_tables_show_shares_and_nested_segments() -> None:
     text = shown(tables.before_after_table(a_plan()), tables.segments_table(a_plan()))
-    for expected in ("25%", "120%", "2 of 3", "optimized (min_peak)", "\n  recompute", "\nstore"):
+    for expected in ("25%", "120%", "2 of 3", "planned by min_peak", "\n  recompute", "\nstore"):
         assert expected in text
 
 
@@ -167,7 +167,7 @@ def test_names_are_shown_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("gap", "said"),
     [
-        (None, "planned in 0.10 s\n"),
+        (None, "planned by min_peak in 0.10 s\n"),
         (0.0, "no plan of its kind within the budget is quicker"),
         (0.0312, "at most 3.1% longer"),
     ],

@@ -119,7 +119,7 @@ COMMANDS = {
             summary="Plan, rewrite the model, and write it to a folder (a Keras model as .keras file and SavedModel).",
             examples=(
                 ("resnet50 --batch_size=32 --budget=1GiB --output=out/", "within a budget"),
-                ("model.keras --batch_size=32 --plan=plan.json --output=out/", "by a plan that is there"),
+                ("model.keras --batch_size=8 --plan=plan.json --output=out/", "by a plan that is there"),
                 ("saved_model/ --batch_size=32 --output=out/", "a SavedModel, without its code"),
             ),
             flags=flags_of(ModelFlags, CalibratedOptions, PlanFlags, OutputFlags, SaveFlags, SavedModelOptions),

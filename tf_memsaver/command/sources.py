@@ -6,7 +6,7 @@ import ast
 import importlib.machinery
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _OPEN_ENDED = {"globals", "exec", "vars", "setattr", "__getattr__", "eval", "locals"}
 """Names by which a module may define others that its text does not tell."""
@@ -50,23 +50,18 @@ def _file_of(module: str) -> str | None:
     return spec.origin if spec is not None and is_text and places is None else None
 
 
-def _bound(body: Sequence[ast.stmt]) -> Iterator[str]:
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that statements bind, those in their branches and loops included, not those in functions."""
-    for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield statement.name
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
             continue
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
-            continue
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield node.id
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                yield node.name
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and node.name:
-                yield node.name
-            elif isinstance(node, ast.MatchMapping) and node.rest:
-                yield node.rest
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, (ast.MatchAs, ast.MatchStar, ast.ExceptHandler)) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+        yield from _bound(ast.iter_child_nodes(node))

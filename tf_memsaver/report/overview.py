@@ -46,7 +46,7 @@ def plan_view(estimate: Estimate, plan: Plan) -> tuple[RenderableType, ...]:
         parts += [verbatim(plan.advice, COST), Text()]
     if plan.recomputed_units:
         parts.append(_recomputed_blocks(plan))
-    parts.append(verbatim(f"planner {plan.planner}, {planned_in(plan)}", MINOR))
+    parts.append(verbatim(planned_in(plan), MINOR))
     return tuple(parts)
 
 

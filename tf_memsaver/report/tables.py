@@ -68,7 +68,7 @@ def before_after_table(plan: Plan) -> Table:
     table.add_bars()
     now, layers = plan.plain_peak_bytes, len(plan.labels)
     table.add_row("plain", format_bytes(now), "100%", "100%", f"0 of {layers}", bar(now, now, NOW))
-    table.add_row(f"optimized ({plan.planner})", *_predicted(plan, decimals=0), bar(plan.peak_bytes, now, PLANNED))
+    table.add_row("optimized", *_predicted(plan, decimals=0), bar(plan.peak_bytes, now, PLANNED))
     table.set_caption(planned_in(plan))
     return table
 
@@ -193,7 +193,7 @@ def verification_table(verification: Verification) -> Table:
 
 def planned_in(plan: Plan) -> str:
     """Return how long planning took, and how far the plan may be from the best one, where that is known."""
-    took = f"planned in {plan.plan_seconds:.2f} s"
+    took = f"planned by {plan.planner} in {plan.plan_seconds:.2f} s"
     if plan.gap is None:
         return took
     if not plan.gap:
