@@ -73,11 +73,9 @@ class _Line:
         self._loop, self._done, self._total, self._at = loop, done, total, self.seconds
 
     def __str__(self) -> str:
-        line = f"{self._what} …"
-        if self._done < self._total:
-            line += f" {self._loop}: {self._done} of {self._total}"
         left = self._left()
-        return f"{line}, {self.seconds:.0f} s" + ("" if left is None else f", {_in_words(left)} left")
+        line = f"{self._what} … {_in_words(self.seconds)}" + ("" if left is None else f", {_in_words(left)} left")
+        return f"{line} ({self._loop}: {self._done} of {self._total})" if self._done < self._total else line
 
     def __rich__(self) -> Text:
         return Text(str(self), no_wrap=True, overflow="ellipsis")
