@@ -210,5 +210,5 @@ def test_progress_says_what_is_left_of_a_loop(monkeypatch: pytest.MonkeyPatch) -
             # The first step, which is traced, says nothing of the others.
             clock.now += 30 if clock.now == 100 else 4
     lines = [line for line in console.file.getvalue().splitlines() if "left" in line]
-    assert lines[0] == "measuring … 42 s, 24 s left (steps: 4 of 10)"
+    assert lines[0] == "measuring … 42 s (steps: 24 s left, 4 of 10)"
     assert "left" not in console.file.getvalue().splitlines()[-1]

@@ -73,9 +73,13 @@ class _Line:
         self._loop, self._done, self._total, self._at = loop, done, total, self.seconds
 
     def __str__(self) -> str:
-        left = self._left()
-        line = f"{self._what} … {_in_words(self.seconds)}" + ("" if left is None else f", {_in_words(left)} left")
-        return f"{line} ({self._loop}: {self._done} of {self._total})" if self._done < self._total else line
+        line, left = f"{self._what} … {_in_words(self.seconds)}", self._left()
+        if self._done >= self._total:
+            return line
+        # A stage may have several loops: the time that is left is this one's.
+        return (
+            f"{line} ({self._loop}: {'' if left is None else f'{_in_words(left)} left, '}{self._done} of {self._total})"
+        )
 
     def __rich__(self) -> Text:
         return Text(str(self), no_wrap=True, overflow="ellipsis")
