@@ -7,16 +7,18 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError
 from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
-from tf_memsaver.options import OPTIONS, Check, checks, choice, number, text, whole
+from tf_memsaver.options import OPTIONS, checks, number, text, whole
 from tf_memsaver.options.checks import names, several
-from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
+from tf_memsaver.plan.fields import NEW_PLAN, Fields
+from tf_memsaver.plan.layers import PlannedLayer, decision_of
+from tf_memsaver.plan.parts import of_units, segment_to_json, segments_from_json, units_to_json
 from tf_memsaver.plan.request import Request
 from tf_memsaver.summary import Rows, Summarized
 from tf_memsaver.units import format_bytes
@@ -24,29 +26,6 @@ from tf_memsaver.units import format_bytes
 SCHEMA_VERSION = 1
 _NAMED = 3
 """Layers that the one line about a plan names."""
-
-MOST_LEVELS = 32
-"""Segments within segments that are read from a file. ``nested`` makes 7 for a chain of 128 equal units."""
-
-
-Decision = Literal["recomputed", "kept", "pinned"]
-"""What a plan does with a layer: ``pinned`` ones are kept because they must be."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedLayer:
-    """What a plan does with one layer call, and why: a row of ``Plan.layers``.
-
-    ``activation_bytes`` is what the layer makes and the plain step keeps for the backward pass; None where an older
-    plan file does not say. Of a recomputed layer, only what later segments read of it is kept. ``segment`` is the
-    0-based number of the plan's segment that the layer lies in.
-    """
-
-    layer: str
-    decision: Decision
-    activation_bytes: int | None
-    segment: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -123,20 +102,15 @@ class Plan(Summarized):
     def layers(self) -> tuple[PlannedLayer, ...]:
         """What the plan does with each layer, in order: a table that ``pandas.DataFrame`` takes."""
         return tuple(
-            self._layer(unit, number, segment.mode)
+            PlannedLayer(
+                layer=self.labels[unit],
+                decision=decision_of(segment.mode, self.reasons[unit] if self.reasons else ""),
+                activation_bytes=self.activation_bytes[unit] if self.activation_bytes else None,
+                segment=number,
+                reason=(self.reasons[unit] if self.reasons else "") or f"{self.planner} chose it",
+            )
             for number, segment in enumerate(self.segments)
             for unit in range(segment.start, segment.stop)
-        )
-
-    def _layer(self, unit: int, segment: int, mode: SegmentMode) -> PlannedLayer:
-        reason = self.reasons[unit] if self.reasons else ""
-        decision: Decision = "recomputed" if mode is SegmentMode.RECOMPUTE else "pinned" if reason else "kept"
-        return PlannedLayer(
-            layer=self.labels[unit],
-            decision=decision,
-            activation_bytes=self.activation_bytes[unit] if self.activation_bytes else None,
-            segment=segment,
-            reason=reason or f"{self.planner} chose it",
         )
 
     def check_matches(self, signatures: Sequence[str], labels: Sequence[str]) -> None:
@@ -175,18 +149,9 @@ class Plan(Summarized):
             "request": dataclasses.asdict(self.request),
             "versions": dict(self.versions),
             "fingerprint": self.fingerprint,
-            "segments": [_segment_to_json(segment) for segment in self.segments],
-            "units": self._units_to_json(),
+            "segments": [segment_to_json(segment) for segment in self.segments],
+            "units": units_to_json(self.labels, self.signatures, self.activation_bytes, self.reasons),
         }
-
-    def _units_to_json(self) -> list[dict[str, Any]]:
-        units: list[dict[str, Any]] = [
-            {"label": a, "signature": b} for a, b in zip(self.labels, self.signatures, strict=True)
-        ]
-        for name, told in (("activation_bytes", self.activation_bytes), ("reason", self.reasons)):
-            for unit, each in zip(units, told, strict=False):
-                unit[name] = each
-        return units
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -204,7 +169,7 @@ class Plan(Summarized):
         versions = fields.object("versions")
         units = list(fields.objects("units"))
         plan = cls(
-            segments=_segments_from_json(fields, "segments"),
+            segments=segments_from_json(fields, "segments"),
             batch_size=fields.get("batch_size", OPTIONS["batch_size"].check),
             strategy=fields.get("strategy", text),
             planner=fields.get("planner", text),
@@ -223,8 +188,8 @@ class Plan(Summarized):
             opened=fields.get_or_none("opened", names) or (),
             note=fields.get_or_none("note", text) or "",
             data_shapes=fields.get_or_none("data_shapes", several(several(whole(0)))) or (),
-            activation_bytes=_of_units(units, "activation_bytes", whole(0)),
-            reasons=_of_units(units, "reason", text),
+            activation_bytes=of_units(units, "activation_bytes", whole(0)),
+            reasons=of_units(units, "reason", text),
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(
@@ -314,29 +279,3 @@ class Plan(Summarized):
             return f"; {self.note}" if self.note else ""
         more = f" and {len(self.opened) - _NAMED} more" if len(self.opened) > _NAMED else ""
         return f"; by operations: {', '.join(self.opened[:_NAMED])}{more}"
-
-
-def _of_units(units: Sequence[Fields], name: str, check: Check) -> tuple[Any, ...]:
-    """Return a field of all units; none at all where an older plan does not have it."""
-    return tuple(unit.get(name, check) for unit in units) if all(name in unit for unit in units) else ()
-
-
-def _segment_to_json(segment: Segment) -> dict[str, Any]:
-    data: dict[str, Any] = {"start": segment.start, "stop": segment.stop, "mode": segment.mode.value}
-    if segment.children:
-        data["children"] = [_segment_to_json(child) for child in segment.children]
-    return data
-
-
-def _segments_from_json(fields: Fields, name: str, level: int = 1) -> tuple[Segment, ...]:
-    if level > MOST_LEVELS:
-        raise malformed(fields.place, f"lies below {MOST_LEVELS} levels of segments, more than any planner nests")
-    return tuple(
-        Segment(
-            start=each.get("start", whole(0)),
-            stop=each.get("stop", whole(1)),
-            mode=SegmentMode(each.get("mode", choice(*(mode.value for mode in SegmentMode)))),
-            children=_segments_from_json(each, "children", level + 1) if "children" in each else (),
-        )
-        for each in fields.objects(name)
-    )

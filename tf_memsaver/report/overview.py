@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tf_memsaver.judge.estimate import Estimate
-from tf_memsaver.plan.plan import Plan, PlannedLayer
+from tf_memsaver.plan.layers import PlannedLayer
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.report.folding import folded
 from tf_memsaver.report.parts import COST, MINOR, NOW, PLANNED, Name, Rows, bar, bar_of_two, share_of, verbatim
 from tf_memsaver.report.tables import planned_in

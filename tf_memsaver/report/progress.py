@@ -77,9 +77,8 @@ class _Line:
         if self._done >= self._total:
             return line
         # A stage may have several loops: the time that is left is this one's.
-        return (
-            f"{line} ({self._loop}: {'' if left is None else f'{_in_words(left)} left, '}{self._done} of {self._total})"
-        )
+        said = "" if left is None else f"{_in_words(left)} left, "
+        return f"{line} ({self._loop}: {said}{self._done} of {self._total})"
 
     def __rich__(self) -> Text:
         return Text(str(self), no_wrap=True, overflow="ellipsis")
