@@ -234,6 +234,12 @@ resnet50 --plan=none.json                       | cannot read a plan from 'none.
 resnet50 --plan=none.json --strategy=min_peak   | --strategy says how to plan
 resnet5 --batch_size=4                          | Did you mean resnet50
 none.keras --batch_size=4                       | there is no model file 'none.keras'
+modle.keras --batch_size=4                      | Did you mean model.keras?
+model.keras --plan=thare.json                   | there is no such file. Did you mean there.json?
+mymodels:build --batch_size=4                   | No module named 'mymodels'. Did you mean my_models?
+my_models:biuld --batch_size=4                  | has no attribute 'biuld'. Did you mean build?
+my_models:build --data=my_models:dta            | has no attribute 'dta'. Did you mean data?
+resnet50 --batch_size=4 --strategy=min_peek     | Did you mean min_peak
 . --batch_size=4                                | is a folder
 no_module:build --batch_size=4                  | No module named 'no_module'
 json: --batch_size=4                            | must be written package.module:function
@@ -256,6 +262,8 @@ def test_a_bad_command_line_is_told_before_tensorflow_is_loaded(tmp_path: Path) 
         (["plan", "resnet50", "--batch_size=4", "--output=there.json"], "exists already"),
     ]
     (tmp_path / "there.json").write_text("{}")
+    (tmp_path / "model.keras").write_text("")
+    (tmp_path / "my_models.py").write_text("import keras\n\ndef build(): ...\n\ndata = build\n")
     program = f"""
 import contextlib, io, sys
 from tf_memsaver import cli

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -50,3 +51,15 @@ def test_every_verb_says_what_its_keywords_are(name: str) -> None:
     assert "options" not in keywords
     arguments = inspect.getdoc(verb).partition("\nArgs:\n")[2].partition("\nRaises:\n")[0]
     assert all(f"\n  {keyword}: " in f"\n{arguments}" for keyword in keywords)
+
+
+def test_the_help_of_optimize_stands_by_itself() -> None:
+    text, signature = inspect.getdoc(tf_memsaver.optimize), inspect.signature(tf_memsaver.optimize)
+    assert text is not None
+    _, _, rest = text.partition("Example::\n")
+    example, _, rest = rest.partition("\nArgs:\n")
+    compile(textwrap.dedent(example), "the example", "exec")
+    assert "tf_memsaver.optimize(model, data=" in example and "budget=" in example
+    assert all(f"  {name}: " in rest for name in signature.parameters)
+    assert not any(isinstance(each.annotation, str) for each in signature.parameters.values())
+    assert inspect.signature(tf_memsaver.search_plan).return_annotation is tf_memsaver.Plan

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from absl import app, flags, logging
 from rich.console import Console
 
 from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
+from tf_memsaver.command.output import results_only
 from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.compat.versions import __version__
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.files.writing import scratch_folder
+from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.report.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,19 +33,18 @@ if TYPE_CHECKING:
 DONE, NOT_SATISFIED, BAD_INPUT = 0, 1, 2
 _UNSATISFIED = (InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError)
 _HELP = frozenset({"-h", "-help", "--help"})
-_PLAIN_WIDTH = 140
-"""Columns of a table that does not go to a terminal."""
 _LONGEST_LINE = 1000
 """Characters of an error; it may repeat what it was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """A parsed command line."""
+    """A parsed command line; ``restore`` says that the process goes on after it."""
 
     command: str
     model: str
     flags: flags.FlagValues
+    restore: bool
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,13 +53,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     SIGINT, SIGTERM and SIGHUP end the process as they would by default, but with one line, and nothing left behind.
     """
     with stopped_by_signals(restore=argv is not None):
-        app.run(_run, argv=list(sys.argv if argv is None else argv), flags_parser=_parse)
+        parse = functools.partial(_parse, restore=argv is not None)
+        app.run(_run, argv=list(sys.argv if argv is None else argv), flags_parser=parse)
 
 
 # The command line ---------------------------------------------------------------------------------------------------
 
 
-def _parse(argv: Sequence[str]) -> Invocation:
+def _parse(argv: Sequence[str], *, restore: bool) -> Invocation:
     """Return what the command line asks for, or exit: with help, or with one line that says what is wrong."""
     arguments = argv[1:]
     name = arguments[0] if arguments else ""
@@ -66,11 +70,14 @@ def _parse(argv: Sequence[str]) -> Invocation:
     if name == "--version":
         _leave(f"tf_memsaver {__version__}")
     if command is None:
-        reason = f"'{name}' is not a command" if name else "no command was given"
-        _reject(f"{reason}; commands are {', '.join(COMMANDS)}")
+        reason = f"'{name}' is not a command.{did_you_mean(name, COMMANDS)}" if name else "no command was given."
+        _reject(f"{reason} Commands are {', '.join(COMMANDS)}")
     values = new_flags(command)
     try:
         _, *rest = values(list(argv))
+    except flags.UnrecognizedFlagError as error:
+        known = did_you_mean(error.flagname, command.flags) or _said_of(error.flagname)
+        _reject(f"there is no option --{error.flagname}.{known}", name)
     except flags.Error as error:
         _reject(str(error), name)
     if len(rest) != 2:
@@ -79,7 +86,12 @@ def _parse(argv: Sequence[str]) -> Invocation:
     flags.FLAGS.mark_as_parsed()
     if flags.FLAGS["verbosity"].using_default_value:
         flags.FLAGS.verbosity = logging.WARNING
-    return Invocation(command=name, model=rest[1], flags=values)
+    return Invocation(command=name, model=rest[1], flags=values, restore=restore)
+
+
+def _said_of(flag: str) -> str:
+    having = [command.name for command in COMMANDS.values() if flag in command.flags]
+    return f" It is one of {', '.join(having)}." if having else ""
 
 
 def _leave(text: str) -> NoReturn:
@@ -89,8 +101,13 @@ def _leave(text: str) -> NoReturn:
 
 def _reject(reason: str, command: str = "") -> NoReturn:
     call = " ".join(filter(None, (PROGRAM, command, "--help")))
-    print(f"{PROGRAM}: {_one_line(reason)}. See: {call}", file=sys.stderr)
+    print(f"{PROGRAM}: {_ended(_one_line(reason))} See: {call}", file=sys.stderr)
     sys.exit(BAD_INPUT)
+
+
+def _ended(line: str) -> str:
+    """Return a line that ends as a sentence."""
+    return line if line.endswith("?") else f"{line}."
 
 
 def _one_line(text: str) -> str:
@@ -103,24 +120,37 @@ def _one_line(text: str) -> str:
 
 def _run(invocation: Invocation) -> int:
     """Run a command and print what it found; every error that we raise on purpose becomes one line."""
-    as_json = invocation.flags.format == "json"
-    try:
-        # What a user's model code prints is not a result.
-        with contextlib.redirect_stdout(sys.stderr), _temporary_files_go():
-            result = _call(invocation)
-    except MemsaverError as error:
-        print(f"{PROGRAM}: {_one_line(str(error))}.", file=sys.stderr)
+    with results_only(restore=invocation.restore) as results:
+        as_json = invocation.flags.format == "json"
+        try:
+            with _temporary_files_go():
+                result = _call(invocation)
+        except MemsaverError as error:
+            print(f"{PROGRAM}: {_ended(_one_line(str(error)))}", file=sys.stderr)
+            if as_json:
+                fields = {"error": type(error).__name__, "message": str(error), **vars(error)}
+                print_json(fields, results)
+            return NOT_SATISFIED if isinstance(error, _UNSATISFIED) else BAD_INPUT
         if as_json:
-            fields = {"error": type(error).__name__, "message": str(error), **vars(error)}
-            print(json.dumps(fields, indent=1, default=str))
-        return NOT_SATISFIED if isinstance(error, _UNSATISFIED) else BAD_INPUT
-    if as_json:
-        print(json.dumps(result.document, indent=1))
-    else:
-        console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-        for part in result.shown:
-            console.print(part, highlight=False, markup=False, emoji=False)
-    return DONE if result.satisfied else NOT_SATISFIED
+            print_json(result.document, results)
+        else:
+            console = Console(file=results)
+            for part in result.shown:
+                console.print(part, highlight=False, markup=False, emoji=False)
+        return DONE if result.satisfied else NOT_SATISFIED
+
+
+def print_json(document: Any, results: TextIO) -> None:
+    """Print a document; JSON has no numbers that are not finite, and null stands for them."""
+    print(json.dumps(_finite(document), indent=1, default=str, allow_nan=False), file=results)
+
+
+def _finite(item: Any) -> Any:
+    if isinstance(item, dict):
+        return {str(name): _finite(part) for name, part in item.items()}
+    if isinstance(item, (list, tuple)):
+        return [_finite(part) for part in item]
+    return None if isinstance(item, float) and not math.isfinite(item) else item
 
 
 def _call(invocation: Invocation) -> Result:

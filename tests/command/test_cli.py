@@ -17,8 +17,9 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
-from tf_memsaver.command.flags import COMMANDS
+from tf_memsaver.command.flags import COMMANDS, new_flags
 from tf_memsaver.compat import keras_names
+from tf_memsaver.options.table import STRATEGIES
 from tf_memsaver.plan.plan import Plan
 
 MODEL_MODULE = """
@@ -99,19 +100,30 @@ def test_help_of_a_command_lists_its_flags(run: Any, name: str) -> None:
     code, out, err = run(name, "--help")
     assert code == 0 and not err
     assert all(f"\n  --{flag}" in out for flag in COMMANDS[name].flags)
-    assert max(map(len, out.splitlines())) <= 120
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(f"tf-memsaver {name} {arguments}\n" in out for arguments, _ in COMMANDS[name].examples)
+    assert ("strategy" in COMMANDS[name].flags) == all(f"\n  {each} " in out for each in STRATEGIES)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_the_help_are_command_lines(name: str) -> None:
+    for arguments, _ in COMMANDS[name].examples:
+        _, model = new_flags(COMMANDS[name])([name, *arguments.split()])
+        assert model and len(arguments.split()) > 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ((), "no command was given"),
-        (("explode", "x"), "'explode' is not a command"),
+        (("explode", "x"), "'explode' is not a command. Commands are estimate, plan"),
+        (("estimat", "x"), "'estimat' is not a command. Did you mean estimate?"),
         (("plan",), "no MODEL was given"),
         (("plan", "a", "b"), "'b' is one argument too many"),
-        (("plan", "x", "--budgget=1GiB"), "Unknown command line flag 'budgget'"),
+        (("plan", "x", "--budgget=1GiB"), "there is no option --budgget. Did you mean budget?"),
+        (("plan", "x", "--nothing_like_it=1"), "there is no option --nothing_like_it. See: tf-memsaver plan --help"),
         (("plan", "x", "--batch_size=0"), "batch_size must be a whole number from 1"),
-        (("estimate", "x", "--budget=1GiB"), "Unknown command line flag 'budget'"),
+        (("estimate", "x", "--budget=1GiB"), "there is no option --budget. It is one of plan, max-batch,"),
         (("measure", "x", "--mode=fast"), "mode must be one of fit, eager, graph, xla, got 'fast'"),
     ],
 )
@@ -224,11 +236,15 @@ def test_another_backend_is_one_line_and_2(tmp_path: Path) -> None:
 # What the commands do
 
 
-def test_estimate_prints_a_row_for_each_layer(run: Any) -> None:
+def test_estimate_answers_first_and_prints_all_layers_where_asked(run: Any) -> None:
     code, out, _ = run("estimate", *SMALL, "--optimizer=adam")
-    assert code == 0
-    assert all(f" conv{number} " in out for number in range(6))
+    lines = out.splitlines()
+    assert code == 0 and len(lines) <= 23 and max(map(len, lines)) <= 80
+    assert lines[1].startswith("peak now ") and lines[2].startswith("peak planned ")
     assert "× trained weights" in out
+    code, out, _ = run("estimate", *SMALL, "--optimizer=adam", "--all")
+    assert code == 0 and out.splitlines()[1].startswith("peak now ")
+    assert all(f"\n{kind}{number} " in out for number in range(6) for kind in ("conv", "relu"))
     # Made by the model's module while it was built: not a result.
     assert "text of the user's own" not in out
 
@@ -254,6 +270,7 @@ def test_json_is_one_document_and_nothing_else(run: Any) -> None:
     code, out, err = run("estimate", *SMALL, "--format=json")
     assert code == 0
     assert json.loads(out)["units"][0]["label"] == "conv0"
+    assert json.loads(out)["planned"]["peak_bytes"] <= json.loads(out)["peak_bytes"]
     assert "text of the user's own" in err and "tracing" in err
 
 
@@ -293,7 +310,7 @@ def test_curve_lists_plans_from_plain_to_the_least_peak(run: Any) -> None:
     assert code == 0 and 2 <= len(plans) <= 10 and plans[0].step_overhead == 0.0
     assert [plan.peak_bytes for plan in plans] == sorted((plan.peak_bytes for plan in plans), reverse=True)
     code, out, _ = run("curve", *SMALL)
-    assert code == 0 and "recomputed layers" in out and "100%" in out
+    assert code == 0 and "recomputed" in out and "100%" in out
 
 
 def test_the_largest_batch_and_its_plan(run: Any) -> None:
@@ -309,7 +326,7 @@ def test_the_largest_batch_and_its_plan(run: Any) -> None:
 
 def test_optimize_writes_model_saved_model_and_plan(run: Any) -> None:
     code, out, _ = run("optimize", *SMALL, "--strategy=min_peak", "--output=out/")
-    assert code == 0 and "optimized (min_peak)" in out
+    assert code == 0 and "planned by min_peak" in out
     assert sorted(os.listdir("out")) == ["model.keras", "plan.json", "saved_model"]
     model = keras.models.load_model("out/model.keras")
     assert model.memsaver_plan == Plan.load("out/plan.json")
@@ -505,8 +522,38 @@ def test_module_runs_and_keeps_start_up_messages_off_stderr(tmp_path: Path) -> N
         text=True,
         check=True,
     )
-    assert "one training step" in done.stdout
+    assert "one training step" in done.stdout and "text of the user's own" not in done.stdout
     assert not [line for line in done.stderr.splitlines() if ".cc:" in line or "InitializeLog" in line]
+
+
+LOUD = """
+import atexit, os, sys
+import keras
+print("a text")
+sys.__stdout__.write("to the stream")
+os.write(1, b"to the descriptor")
+os.system("echo by a shell")
+atexit.register(print, "at the end")
+atexit.register(os.write, 1, b"at the very end")
+
+def build():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="dense")], name="loud")
+"""
+
+
+def test_a_document_is_valid_whatever_the_users_code_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    monkeypatch.chdir(tmp_path)
+    done = in_a_process("estimate", "loud:build", "--batch_size=4", "--format=json")
+    assert done.returncode == 0, done.stderr[-600:]
+    assert json.loads(done.stdout)["units"][0]["label"] == "dense"
+    for text in ("a text", "to the stream", "to the descriptor", "by a shell", "at the end", "at the very end"):
+        assert text in done.stderr
+
+
+def test_a_document_has_null_for_what_is_not_finite(capfd: pytest.CaptureFixture[str]) -> None:
+    cli.print_json({"a": [float("nan"), (float("inf"), 1.5)]}, sys.stdout)
+    assert json.loads(capfd.readouterr().out, parse_constant=pytest.fail) == {"a": [None, [None, 1.5]]}
 
 
 def test_importing_the_command_line_does_not_import_tensorflow() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.strategies import graphs, requests
 from tf_memsaver.errors import InvalidRequestError, OutputExistsError, PlanFormatError, PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
-from tf_memsaver.plan.plan import MOST_LEVELS, Plan
+from tf_memsaver.plan.parts import MOST_LEVELS
+from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
 from tools.shared.nets import chain

@@ -153,12 +153,26 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     What the plan saves is logged (absl, level INFO) and, in a notebook or on a terminal, shown. A plan that saves less
     than 3% is a warning, which says why and what to try.
 
+    Example::
+
+        model.compile("adam", "mse")
+        model = tf_memsaver.optimize(model, data=train_ds)  # about the smallest peak for at most 30% more time
+        model.fit(train_ds)
+
+        model = tf_memsaver.optimize(model, batch_size=32, budget="6GiB")  # the quickest step within 6 GiB
+        print(model.memsaver_plan)
+
     Args:
       model: a Keras 3 model on the TensorFlow backend: a built Functional or Sequential one, or any with ``inputs``.
 
     Raises:
-      MemsaverError: what ``search_plan`` and ``apply_plan`` raise.
-      InfeasibleBudgetError: with ``calibrate``, also where real steps by no plan kept the budget.
+      InfeasibleBudgetError: nothing fits the budget; it names the smallest that works. With ``calibrate``, also where
+        real steps by no plan kept the budget.
+      InfeasibleOverheadError: the strategy's plan is slower than ``max_overhead`` allows.
+      HintError: a pattern of ``keep``, ``recompute`` or ``candidates`` matches no layer, or they contradict each other.
+      UnsupportedModelError: the model is of a kind that cannot be planned; the sentence says what would help.
+      UnknownDimensionError: an input has a dimension, other than the batch, that is not known.
+      InvalidRequestError: an argument has no meaning; the sentence names it and what is accepted.
     """
     if options["calibrate"] and options["budget"] is None:
         raise InvalidRequestError("calibrate=True holds real steps to a budget: give one, such as budget='80%'.")
@@ -202,7 +216,7 @@ def search_plan(model: Any, **options: Unpack[OptimizeOptions]) -> Plan:
     """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
 
     Args:
-      model: as in ``optimize``.
+      model: a Keras 3 model on the TensorFlow backend, as in ``optimize``.
 
     Raises:
       InfeasibleBudgetError: nothing fits the budget; it names the smallest that works.

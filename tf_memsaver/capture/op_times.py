@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.eager import operation_by_itself
 from tf_memsaver.ir.graph import Op
+from tf_memsaver.pace import counted
 
 RUNS = 5
 """Runs that are timed; the shortest counts, since other work only makes them longer."""
@@ -34,7 +35,7 @@ def with_measured_seconds(pairs: Sequence[tuple[Any, Op]], launch_seconds: float
       launch_seconds: what starting an operation in a graph takes; it stands in for what starting one by itself takes.
     """
     alone = _Alone()
-    measured = [alone.seconds(operation) if op.seconds else 0.0 for operation, op in pairs]
+    measured = [alone.seconds(operation) if op.seconds else 0.0 for operation, op in counted("operations", pairs)]
     known = [(found + launch_seconds, op.seconds) for found, (_, op) in zip(measured, pairs, strict=True) if found]
     predicted = sum(seconds for _, seconds in known)
     scale = sum(found for found, _ in known) / predicted if predicted else 1.0

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.pace import counted
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.losses import no_gradient
@@ -238,7 +239,7 @@ class _Tracer:
         self._mark(Phase.FORWARD, None)
         self._backward_of(loss_tape, [scaled], [tf.ones_like(scaled)], sources, None)
         weights = self._first_readers()
-        for unit in reversed(range(len(tapes))):
+        for unit in counted("backward pass", range(len(tapes))[::-1]):
             tape, outputs, inputs = tapes[unit]
             self._backward_of(tape, outputs, [self._take(t) for t in outputs], inputs, unit)
             self._backward_of_weights(entry, [self._slots[slot] for slot in weights.get(unit, ())], unit)
@@ -290,7 +291,7 @@ class _Tracer:
         names = Names.of_model()
         notes = CallNotes(self._step, {*self._trained, *(id(variable) for _, variable, _ in self._source.residents())})
         known_tensors = {id(tensor) for tensor in self._slots}
-        for unit, call in enumerate(self._sequence.calls):
+        for unit, call in enumerate(counted("forward pass", self._sequence.calls)):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
             with tf.GradientTape() as tape:
                 tape.watch(differentiable)

@@ -17,11 +17,12 @@ from tf_memsaver.options.table import MeasureMode
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.told import Told
 from tf_memsaver.rewrite.optimized_model import strip
+from tf_memsaver.summary import Rows, Summarized
 from tf_memsaver.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Measurement(Summarized):
     """What one variant's training steps took. Bytes are the device allocator's own count.
 
     ``peak_bytes`` is the largest peak of ``steps`` whole steps: weights, optimizer slots, batch, gradients,
@@ -71,6 +72,23 @@ class Measurement:
         for name in ("step_seconds_range", "slowdown_range"):
             fields[name] = None if fields[name] is None else tuple(fields[name])
         return cls(**fields)
+
+    def summary(self) -> tuple[str, Rows]:
+        """Return what ``repr`` shows."""
+        shortest, longest = self.step_seconds_range
+        rows = [
+            ("peak", f"{format_bytes(self.peak_bytes)} (smallest of the steps {format_bytes(self.least_peak_bytes)})"),
+            ("activations", format_bytes(self.activation_bytes)),
+            ("before a step", f"{format_bytes(self.live_bytes)} of weights, slots and batch"),
+            ("gradients", f"{format_bytes(self.gradient_bytes)} of the weights"),
+            ("step", f"{self.step_seconds:.3f} s (middle half {shortest:.3f} to {longest:.3f} s)"),
+            ("tracing", f"{self.trace_seconds:.1f} s"),
+        ]
+        if self.slowdown is not None and self.slowdown_range is not None:
+            least, most = self.slowdown_range
+            rows.append(("to plain", f"step {self.slowdown:+.0%} ({least:+.0%} to {most:+.0%})"))
+        where = f"{self.mode} on {self.device}, batch size {self.batch_size}"
+        return f"Measurement of {self.steps} steps, {where}", rows
 
     def __str__(self) -> str:
         text = (

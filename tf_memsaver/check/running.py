@@ -93,7 +93,7 @@ class _Fit:
         self._data = tf.data.Dataset.from_tensors(tuple(given.leaves)).repeat().map(element)
 
     def run(self, count: int) -> Steps:
-        watch = StepWatch()
+        watch = StepWatch(count)
         # The class's own: a task of KerasHub would prepare once more what is prepared already.
         with gradients_end_with_graphs():
             data = self._data.take(count * self._at_once)
@@ -121,7 +121,7 @@ class _OneByOne:
         self._step, self._given, self._traced = step, given, False
 
     def run(self, count: int) -> Steps:
-        watch = StepWatch()
+        watch = StepWatch(count)
         for number in range(count):
             gc.collect()
             watch.on_train_batch_begin(number)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.options.table import Mode
+from tf_memsaver.pace import counted, told
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.losses import needs_stand_in
@@ -42,7 +43,7 @@ class Trial:
         """Return the loss, the gradients and all variables of every step."""
         self._state.restore()
         record: Record = {}
-        for number, given in enumerate(self._batches):
+        for number, given in enumerate(counted("steps", self._batches)):
             loss, gradients = step.run(given)
             record["loss", "loss", number] = loss.numpy()
             for variable, gradient in zip(step.weights, gradients, strict=True):
@@ -57,7 +58,7 @@ class Trial:
         self._state.restore()
         step = OwnTrainStep(model, self.mode, self._batches[0])
         record: Record = {}
-        for number, given in enumerate(self._batches):
+        for number, given in enumerate(counted("steps", self._batches)):
             record.update(
                 (("result of the step", name, number), np.asarray(each)) for name, each in step.run(given).items()
             )
@@ -82,6 +83,7 @@ class Trial:
         record: Record = {}
 
         def note(step: int, logs: dict[str, Any]) -> None:
+            told("steps of fit", step + 1, self.steps)
             record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
 
         noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))

@@ -22,6 +22,7 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.told import Told, subject_of, told_of
+from tf_memsaver.summary import MOST_LINES, Rows, Summarized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,8 +47,8 @@ class Comparison:
     relative_difference: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(Summarized):
     """The outcome of ``verify``.
 
     ``identical`` says that all bits were equal; ``passed`` the same, or under XLA that differences stay within
@@ -77,6 +78,15 @@ class Verification:
     def worst(self) -> Comparison:
         """The check with the largest relative difference."""
         return max(self.checks, key=lambda check: (check.relative_difference, not check.identical))
+
+    def summary(self) -> tuple[str, Rows]:
+        """Return what ``repr`` shows."""
+        kinds = list(dict.fromkeys(check.kind for check in self.checks))
+        rows = [("outcome", str(self))]
+        for kind in kinds[: MOST_LINES - 2]:
+            checks = [check for check in self.checks if check.kind == kind]
+            rows.append((kind, f"{sum(check.identical for check in checks)} of {len(checks)} identical"))
+        return f"Verification over {self.steps} steps, {self.mode} mode, batch size {self.batch_size}", rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as plain JSON data; of the checks, a count by kind and those that differ."""

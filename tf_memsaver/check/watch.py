@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat.counting import check_counted
+from tf_memsaver.pace import told
 
 
 def device_name() -> str:
@@ -32,9 +33,10 @@ class StepWatch(keras.callbacks.Callback):
     It sets the allocator's peak back before every step.
     """
 
-    def __init__(self) -> None:
-        """Begin with no step; raise ``MeasurementError`` if nothing counts the device's memory."""
+    def __init__(self, total: int = 0) -> None:
+        """Begin with no step of ``total`` (0: unknown); raise ``MeasurementError`` if nothing counts the memory."""
         super().__init__()
+        self._total = total
         self.device, self.steps = device_name(), Steps()
         check_counted(self.device)
         self._begun = 0.0
@@ -49,3 +51,4 @@ class StepWatch(keras.callbacks.Callback):
         """Take down what was counted."""
         self.steps.seconds.append(time.perf_counter() - self._begun)
         self.steps.peaks.append(tf.config.experimental.get_memory_info(self.device)["peak"])
+        told("steps", len(self.steps.seconds), self._total)

@@ -12,6 +12,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,6 +21,7 @@ from tf_memsaver.check.measurement import measure_here
 from tf_memsaver.check.running import How
 from tf_memsaver.check.worker_job import read_told
 from tf_memsaver.compat.counting import count_memory
+from tf_memsaver.pace import heard_by
 from tf_memsaver.program.signature import note_inputs_of_json
 from tf_memsaver.rewrite import optimized_model  # noqa: F401  (registers the class that optimized models are saved as)
 
@@ -34,7 +36,12 @@ def main(job_text: str, result_path: str) -> None:
     note_inputs_of_json(model, job["inputs"])
     told = read_told(model, job["told"])
     (given,) = told.batches(model, 1)
-    measured = measure_here(model, told, given, How(**job["how"]), job["steps"], job["beside_plain"])
+
+    def hear(*pace: str | int) -> None:
+        Path(job["progress"]).write_text(json.dumps(pace), encoding="utf-8")
+
+    with heard_by(hear):
+        measured = measure_here(model, told, given, How(**job["how"]), job["steps"], job["beside_plain"])
     with open(result_path, "w", encoding="utf-8") as file:
         json.dump(measured.to_json(), file)
 

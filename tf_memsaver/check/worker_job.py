@@ -5,6 +5,7 @@ The model goes in a file, in Keras's format, and the batch beside it. All else i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -28,6 +29,7 @@ from tf_memsaver.compat import keras_copies, keras_models
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import MeasurementError
 from tf_memsaver.files.writing import scratch_folder
+from tf_memsaver.pace import told as tell_pace
 from tf_memsaver.program.data import Batch, Data
 from tf_memsaver.program.signature import batch_of_json, batch_to_json, inputs_to_json, note_batch
 from tf_memsaver.program.told import Told
@@ -36,7 +38,7 @@ from tf_memsaver.program.told import Told
 def measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: int, beside_plain: bool) -> Measurement:
     """Measure in a process of its own; see ``measure``."""
     with scratch_folder(tempfile.gettempdir()) as folder, tether() as stdin:
-        path = os.path.join(folder, "model.keras")
+        path, progress = (os.path.join(folder, name) for name in ("model.keras", "progress.json"))
         try:
             model.save(path)
         except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
@@ -50,18 +52,16 @@ def measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: in
             "told": _write_told(told, given, folder),
             "how": dataclasses.asdict(how),
             "steps": steps,
+            "progress": progress,
             "beside_plain": beside_plain,
             "safe_mode": keras_copies.loads_in_safe_mode(),
             "custom_objects": [dataclasses.asdict(each) for each in custom_objects(model, path)],
         }
         result = os.path.join(folder, "result.json")
-        done = subprocess.run(
+        done = _run_and_listen(
             [*_worker_command(), json.dumps(job), result, *(p for p in sys.path if isinstance(p, str))],
+            progress,
             stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
             # What it leaves behind when it is killed goes with the folder.
             env={**os.environ, "TMPDIR": os.fspath(folder)},
         )
@@ -75,6 +75,27 @@ def measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: in
             )
         with open(result, encoding="utf-8") as file:
             return Measurement.from_json(json.load(file))
+
+
+_BETWEEN_LOOKS = 0.2
+"""Seconds between two looks at how far a process is."""
+
+
+def _run_and_listen(command: list[str], progress: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command, and tell meanwhile what it writes of its own loops into the file ``progress``."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **how) as process:
+        try:
+            while True:
+                try:
+                    _, stderr = process.communicate(timeout=_BETWEEN_LOOKS)
+                    return subprocess.CompletedProcess(command, process.returncode, stderr=stderr)
+                except subprocess.TimeoutExpired:
+                    # Not there yet, or being written.
+                    with contextlib.suppress(OSError, ValueError), open(progress, encoding="utf-8") as file:
+                        tell_pace(*json.load(file))
+        except BaseException:
+            process.kill()
+            raise
 
 
 def _write_told(told: Told, given: Batch, folder: str | os.PathLike[str]) -> dict[str, Any]:

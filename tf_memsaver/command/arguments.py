@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tf_memsaver.command.flags import LIMITS
+from tf_memsaver.command.sources import top_level_names
 from tf_memsaver.compat import keras_names
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import Target, TargetKind, check_target
@@ -18,6 +19,9 @@ from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.plan import Plan
 
 _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
+_MOST_FILES = 5
+"""Files that an error names where none is close."""
+
 _OF_KERAS = ("data", "input_shape", "optimizer", "loss", "plan", "save_format", "granularity", "calibrate")
 """Flags that mean nothing for a SavedModel."""
 
@@ -39,7 +43,7 @@ def kind_of(source: str) -> SourceKind:
     """
     if source.lower().endswith(_FILE_ENDINGS):
         if not os.path.isfile(source):
-            raise InvalidRequestError(f"there is no model file '{source}'.")
+            raise InvalidRequestError(f"there is no model file '{source}'.{_close_files(source, _FILE_ENDINGS)}")
         return SourceKind.FILE
     if os.path.isfile(os.path.join(source, "saved_model.pb")):
         return SourceKind.SAVED_MODEL
@@ -132,8 +136,29 @@ def _check_module(source: str, what: str) -> None:
     here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
     if here is None and package not in sys.modules and importlib.util.find_spec(package) is None:
         raise InvalidRequestError(
-            f"cannot {what} '{source}': No module named '{package}'. Install it, or run this where it lies."
+            f"cannot {what} '{source}': No module named '{package}'.{did_you_mean(package, _modules_here())} Install "
+            f"it, or run this where it lies."
         )
+    names = top_level_names(module)
+    name = function.partition(".")[0]
+    if names is not None and name not in names:
+        hint = did_you_mean(name, {each for each in names if not each.startswith("_")})
+        raise InvalidRequestError(f"cannot {what} '{source}': module '{module}' has no attribute '{name}'.{hint}")
+
+
+def _modules_here() -> set[str]:
+    return {name.removesuffix(".py") for name in os.listdir() if name.endswith(".py")}
+
+
+def _close_files(path: str, endings: tuple[str, ...]) -> str:
+    """Return a sentence with the files of some kinds whose names are close to a path's; empty if there are none."""
+    folder, name = os.path.split(path)
+    try:
+        there = [each for each in os.listdir(folder or ".") if each.lower().endswith(endings)]
+    except OSError:
+        return f" There is no folder '{folder}'."
+    close = did_you_mean(name, there)
+    return close or (f" There are {', '.join(sorted(there)[:_MOST_FILES])}." if there else "")
 
 
 def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
@@ -142,6 +167,9 @@ def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
         clash = [name for name in given if name != "budget"]
         if clash:
             raise InvalidRequestError(f"--{clash[0]} says how to plan, but --plan gives a plan. Leave one of them out.")
+        if not os.path.exists(flags.plan):
+            close = _close_files(flags.plan, (".json",))
+            raise InvalidRequestError(f"cannot read a plan from '{flags.plan}': there is no such file.{close}")
         Plan.load(flags.plan)
         return
     if "calibrate" in given and flags.budget is None:

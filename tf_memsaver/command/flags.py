@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from absl import flags
 
 from tf_memsaver.errors import MemsaverError
-from tf_memsaver.options.flags import ModelFlags, OutputFlags, PlanFlags, SaveFlags
+from tf_memsaver.options.flags import DetailFlags, ModelFlags, OutputFlags, PlanFlags, SaveFlags
 from tf_memsaver.options.option import Option
 from tf_memsaver.options.table import (
+    STRATEGIES,
     CalibratedOptions,
     CurveOptions,
     EstimateOptions,
@@ -22,24 +24,30 @@ from tf_memsaver.options.table import (
     RequestOptions,
     RunOptions,
     SavedModelOptions,
+    Strategy,
     options_of,
 )
 
 PROGRAM = "tf-memsaver"
-_WIDTH = 110
+_WIDTH = 80
+"""Columns of a help text."""
 
 _ABOUT = "Trains a Keras model in less memory, with identical results, by recomputing well-chosen activations."
 
 _MODEL_HELP = """\
 MODEL is one of
   a .keras or .h5 file
-  package.module:function   a function without arguments that returns a model; the current directory is importable
-  a name of keras.applications, in any case and without separators (resnet50), built without trained weights
-  the folder of a SavedModel (optimize only): its functions are rewritten, without the code that made it"""
+  package.module:function, which takes no arguments and returns a model; the
+    current directory is importable
+  a name of keras.applications, in any case and without separators (resnet50),
+    built without trained weights
+  the folder of a SavedModel (optimize only), which is rewritten without the
+    code that made it"""
 
 _EXIT_HELP = """\
 Results go to stdout, progress and logs to stderr.
-Exit codes: 0 done, 1 not satisfied (no plan fits, the budget was not kept, verification failed), 2 bad input."""
+Exit codes: 0 done, 1 not satisfied (no plan fits, the budget was not kept,
+verification failed), 2 bad input."""
 
 
 def flags_of(*groups: Any) -> dict[str, Option]:
@@ -54,11 +62,11 @@ LIMITS = tuple(flags_of(RequestOptions))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A sub-command: its one-line summary, the arguments of an example, and its flags."""
+    """A sub-command: its one-line summary, examples of its arguments with what each is for, and its flags."""
 
     name: str
     summary: str
-    example: str
+    examples: tuple[tuple[str, str], ...]
     flags: dict[str, Option]
 
 
@@ -68,43 +76,70 @@ COMMANDS = {
         Command(
             name="estimate",
             summary="Show where the memory of one training step goes, layer by layer.",
-            example="resnet50 --batch_size=32 --optimizer=adam",
-            flags=flags_of(ModelFlags, EstimateOptions),
+            examples=(
+                ("resnet50 --batch_size=32 --optimizer=adam", "a model of Keras, with Adam's slots"),
+                ("my_models:build --data=my_models:data", "a model and data of your own"),
+                ("model.keras --batch_size=32 --all", "every layer of a saved model"),
+            ),
+            flags=flags_of(ModelFlags, EstimateOptions, DetailFlags),
         ),
         Command(
             name="plan",
             summary="Choose what to recompute, show it, and write it to a plan file.",
-            example="resnet50 --batch_size=32 --budget=1GiB --output=plan.json",
-            flags=flags_of(ModelFlags, PlanOptions, OutputFlags, Overwrite),
+            examples=(
+                ("resnet50 --batch_size=32", "the smallest peak for at most 30% more time"),
+                ("resnet50 --batch_size=32 --budget=1GiB --output=plan.json", "within a budget, as a file"),
+                (
+                    "model.keras --batch_size=32 --max_overhead=0.1 --keep=stem",
+                    "at most 10% more time; a layer kept",
+                ),
+            ),
+            flags=flags_of(ModelFlags, PlanOptions, OutputFlags, Overwrite, DetailFlags),
         ),
         Command(
             name="curve",
             summary="Show what memory costs in time: plans from the plain step to the least peak.",
-            example="resnet50 --batch_size=32 --points=24",
+            examples=(
+                ("resnet50 --batch_size=32 --points=24", "24 plans"),
+                ("my_models:build --data=my_models:data --format=json", "for a program"),
+            ),
             flags=flags_of(ModelFlags, CurveOptions),
         ),
         Command(
             name="max-batch",
             summary="Find the largest batch that trains within a budget, and the plan for it.",
-            example="resnet50 --budget=8GiB --optimizer=adam --max_overhead=0.3",
+            examples=(
+                ("resnet50 --budget=8GiB --optimizer=adam", "for a budget"),
+                ("my_models:build --data=my_models:data", "for what this device has left"),
+            ),
             flags=flags_of(ModelFlags, LargestBatchOptions, OutputFlags, Overwrite),
         ),
         Command(
             name="optimize",
             summary="Plan, rewrite the model, and write it to a folder (a Keras model as .keras file and SavedModel).",
-            example="resnet50 --batch_size=32 --budget=1GiB --output=out/",
+            examples=(
+                ("resnet50 --batch_size=32 --budget=1GiB --output=out/", "within a budget"),
+                ("model.keras --batch_size=8 --plan=plan.json --output=out/", "by a plan that is there"),
+                ("saved_model/ --batch_size=32 --output=out/", "a SavedModel, without its code"),
+            ),
             flags=flags_of(ModelFlags, CalibratedOptions, PlanFlags, OutputFlags, SaveFlags, SavedModelOptions),
         ),
         Command(
             name="verify",
             summary="Train the plain and the optimized model side by side; compare loss, gradients and state by bits.",
-            example="my_package.models:build --batch_size=8 --strategy=min_peak",
+            examples=(
+                ("resnet50 --batch_size=8 --optimizer=adam", "by the plan that auto makes"),
+                ("my_models:build --batch_size=8 --strategy=min_peak", "by another plan"),
+            ),
             flags=flags_of(ModelFlags, PlanOptions, PlanFlags, RunOptions),
         ),
         Command(
             name="measure",
             summary="Measure peak memory and step time of the plain and the optimized model, each in its own process.",
-            example="resnet50 --batch_size=32 --budget=1GiB --mode=xla",
+            examples=(
+                ("resnet50 --batch_size=32 --optimizer=adam --budget=1GiB", "in fit, against a budget"),
+                ("resnet50 --batch_size=32 --plan=plan.json --mode=xla", "by a plan file, with XLA"),
+            ),
             flags=flags_of(ModelFlags, PlanOptions, PlanFlags, MeasureOptions),
         ),
     )
@@ -148,38 +183,54 @@ def new_flags(command: Command) -> flags.FlagValues:
 
 def program_help() -> str:
     """Return the help text of the program."""
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS.values())
+    commands = [(command.name, command.summary) for command in COMMANDS.values()]
+    examples = [(f"{PROGRAM} {command.name} {command.examples[0][0]}", "") for command in COMMANDS.values()]
     return "\n\n".join(
         (
-            _ABOUT,
+            textwrap.fill(_ABOUT, _WIDTH),
             f"Usage: {PROGRAM} COMMAND MODEL [flags]",
-            f"Commands\n{commands}",
+            _section("Commands", commands),
             _MODEL_HELP,
+            _section("Examples", examples),
             _EXIT_HELP,
-            f"{PROGRAM} COMMAND --help lists the flags of a command.",
+            f"{PROGRAM} COMMAND --help shows examples and flags of a command.",
         )
     )
 
 
 def command_help(command: Command) -> str:
     """Return the help text of a command."""
-    rows = [
+    flags = [
         (f"--{name}={option.value}" if option.value else f"--{name}", option.flag_help)
         for name, option in command.flags.items()
     ]
-    rows.append(("--verbosity=N", _VERBOSITY_HELP))
-    width = max(len(head) for head, _ in rows) + 4
-    lines = [
-        textwrap.fill(text, _WIDTH, initial_indent=f"  {head:<{width - 2}}", subsequent_indent=" " * width)
-        for head, text in rows
-    ]
+    flags.append(("--verbosity=N", _VERBOSITY_HELP))
+    examples = "\n".join(f"  # {what}\n  {PROGRAM} {command.name} {line}" for line, what in command.examples)
+    strategies = [(name, STRATEGIES.get(name, "")) for group in get_args(Strategy) for name in _names_in(group)]
     return "\n\n".join(
         (
-            command.summary,
-            f"Usage: {PROGRAM} {command.name} MODEL [flags]\nExample: {PROGRAM} {command.name} {command.example}",
+            textwrap.fill(command.summary, _WIDTH),
+            f"Usage: {PROGRAM} {command.name} MODEL [flags]",
+            f"Examples\n{examples}",
             _MODEL_HELP,
-            "\n".join(["Flags", *lines]),
+            _section("Flags", flags),
+            *([_section("Strategies", strategies)] if "strategy" in command.flags else []),
             _EXIT_HELP,
         )
     )
+
+
+def _names_in(group: Any) -> tuple[str, ...]:
+    return get_args(group) or (group,)
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Return a heading and rows of a name and a text beside it; long texts go on below themselves."""
+    width = max(len(head) for head, _ in rows) + 4
+    lines = [
+        textwrap.fill(text, _WIDTH, initial_indent=f"  {head:<{width - 2}}", subsequent_indent=" " * width)
+        if text
+        else f"  {head}"
+        for head, text in rows
+    ]
+    return "\n".join([title, *lines])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 from rich.console import RenderableType
+from rich.text import Text
 
 from tf_memsaver import api
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
@@ -16,7 +17,9 @@ from tf_memsaver.command.model_source import load_data, load_model
 from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, TargetKind
 from tf_memsaver.files.writing import written
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.report import tables
+from tf_memsaver.planners.solve import check_strategy
+from tf_memsaver.report import overview, tables
+from tf_memsaver.report.parts import BAD, GOOD
 from tf_memsaver.report.progress import Progress
 from tf_memsaver.units import Share, format_bytes
 
@@ -34,18 +37,27 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
     """Count one training step, layer by layer or operation by operation."""
     given = _load(source, flags, progress)
     with progress.stage("tracing one training step"):
-        found = api.estimate(given.plain, **given.batches, granularity=flags.granularity)
-    shown = (tables.layers_table(found), tables.totals_table(found))
-    return Result(satisfied=True, document=found.to_json(), shown=shown)
+        traced = api.trace(given.plain, **given.batches, granularity=flags.granularity)
+        found = traced.estimate()
+    with progress.stage("planning"):
+        made = traced.plan()
+    shown = overview.estimate_view(found, made)
+    if flags.all:
+        shown = (*overview.answer(found, made), Text(), tables.totals_table(found), Text(), tables.layers_table(found))
+    planned = {name: getattr(made, name) for name in ("peak_bytes", "step_overhead", "planner")}
+    return Result(satisfied=True, document={**found.to_json(), "planned": planned}, shown=shown)
 
 
 def plan(source: str, flags: Any, progress: Progress) -> Result:
     """Make a plan, and write it when --output says where."""
     target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
-    made = _search(_load(source, flags, progress), flags, progress)
+    traced, made = _search(_load(source, flags, progress), flags, progress)
     written = _written(made, target, flags)
-    shown = (tables.segments_table(made), tables.before_after_table(made), *written)
-    return Result(satisfied=True, document=made.to_json(), shown=shown)
+    found = traced.estimate()
+    shown = overview.plan_view(found, made)
+    if flags.all:
+        shown = (*overview.answer(found, made), Text(), tables.segments_table(made))
+    return Result(satisfied=True, document=made.to_json(), shown=(*shown, *written))
 
 
 def curve(source: str, flags: Any, progress: Progress) -> Result:
@@ -69,7 +81,9 @@ def max_batch(source: str, flags: Any, progress: Progress) -> Result:
     with progress.stage("planning for several batch sizes" + ("" if flags.predict_only else ", running the largest")):
         found = api.max_batch_size(given.plain, **given.batches, **limits, predict_only=flags.predict_only)
     written = _written(found.plan, target, flags)
-    return Result(satisfied=True, document=found.to_json(), shown=(tables.rates_table(found), str(found), *written))
+    return Result(
+        satisfied=True, document=found.to_json(), shown=(str(found), Text(), tables.rates_table(found), *written)
+    )
 
 
 def optimize(source: str, flags: Any, progress: Progress) -> Result:
@@ -107,7 +121,8 @@ def verify(source: str, flags: Any, progress: Progress) -> Result:
             steps=flags.steps,
             mode=flags.mode,
         )
-    shown = (tables.verification_table(found), str(found), str(made))
+    verdict = Text("passed" if found.passed else "FAILED", GOOD if found.passed else BAD)
+    shown = (Text.assemble(verdict, ": ", str(found)), str(made), Text(), tables.verification_table(found))
     document = {"plan": made.to_json(), "verification": found.to_json()}
     return Result(satisfied=found.passed, document=document, shown=shown)
 
@@ -138,7 +153,8 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
     shown: tuple[RenderableType, ...] = (tables.measurements_table(rows),)
     if budget is not None:
         sign, verdict = ("≤", "kept") if kept else (">", "NOT kept")
-        shown += (f"budget {verdict}: measured {format_bytes(peak)} {sign} {format_bytes(budget)}",)
+        line = f"budget {verdict}: measured {format_bytes(peak)} {sign} {format_bytes(budget)}"
+        shown = (Text(line, GOOD if kept else BAD), *shown)
     document = {
         "plan": made.to_json(),
         "budget_bytes": budget,
@@ -206,13 +222,16 @@ def _load(source: str, flags: Any, progress: Progress) -> _Given:
     return _Given(model, api.strip(model), batches)
 
 
-def _search(given: _Given, flags: Any, progress: Progress) -> Plan:
-    limits = {name: getattr(flags, name) for name in LIMITS}
-    with progress.stage("tracing one training step and planning"):
-        made = api.search_plan(given.plain, **given.batches, **limits)
-    if made.advice:
-        progress.note(made.advice)
-    return made
+def _search(given: _Given, flags: Any, progress: Progress) -> tuple[api.Trace, Plan]:
+    """Return the traced step and the plan that the flags ask for."""
+    # A module of the user's own may have registered it when the model was made.
+    check_strategy(flags.strategy)
+    asked = {name: getattr(flags, name) for name in LIMITS}
+    how = {name: asked.pop(name) for name in ("granularity", "profile")}
+    with progress.stage("tracing one training step"):
+        traced = api.trace(given.plain, **given.batches, **how)
+    with progress.stage("planning"):
+        return traced, traced.plan(**asked)
 
 
 def _calibrated(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
@@ -232,6 +251,6 @@ def _planned(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, keras
     elif own is not None and not limits:
         return own, given.model
     else:
-        made = _search(given, flags, progress)
+        _, made = _search(given, flags, progress)
     with progress.stage("rewriting the model"):
         return made, api.apply_plan(given.plain, made, data=given.batches.get("data"))

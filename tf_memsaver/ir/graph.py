@@ -14,6 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from tf_memsaver.summary import Rows, Summarized
+from tf_memsaver.units import format_bytes
+
 
 class Phase(enum.Enum):
     """Part of the training step that an operation belongs to."""
@@ -114,8 +117,8 @@ def roots_of(values: Iterable[Value]) -> tuple[int, ...]:
     return tuple(roots)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Graph:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Graph(Summarized):
     """One training step at a concrete batch size. Ops stand in execution order: forward, backward, update.
 
     With several tapes, one after the other, so do the ops of each: the step is a sequence of such passes.
@@ -191,6 +194,23 @@ class Graph:
     def step_seconds(self) -> float:
         """Predicted seconds of the plain step."""
         return sum(op.seconds for op in self.ops)
+
+    def summary(self) -> tuple[str, Rows]:
+        """Return what ``repr`` shows."""
+        counts = [sum(op.phase is phase for op in self.ops) for phase in Phase]
+        phases = ", ".join(f"{count} {phase.value}" for count, phase in zip(counts, Phase, strict=True))
+        pinned = sum(bool(unit.pinned) for unit in self.units)
+        rows = [
+            ("units", f"{len(self.units)}, of which {pinned} cannot be recomputed"),
+            ("operations", f"{len(self.ops)}: {phases}"),
+            ("values", str(len(self.values))),
+            ("cuts", f"{len(self.cuts)} places where a segment may end"),
+            ("resident", f"{format_bytes(self.resident_bytes)} of weights, slots and batch"),
+            ("device", self.device),
+        ]
+        if self.opened:
+            rows.append(("by operations", ", ".join(self.opened)))
+        return f"Graph of a training step of '{self.name}', batch size {self.batch_size}", rows
 
     @property
     def signatures(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.summary import Rows, Summarized
 from tf_memsaver.units import format_bytes
 
 
@@ -35,14 +36,14 @@ class UnitEstimate:
     flops: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Estimate(Summarized):
     """Where the bytes of one plain training step go. All figures are predicted; none was measured.
 
     ``activation_bytes`` is all that the forward pass leaves for the backward pass, including what no layer owns (the
     loss). ``optimizer_slots`` is the optimizer's memory as a multiple of the trained weights' (2.0 for Adam).
     ``peak_bytes`` is the simulated peak of the whole step, as the allocator reports it; the live tensors are most at
-    ``peak_at``.
+    ``peak_at``. ``pandas.DataFrame(estimate.units)`` is a table of the layers.
     """
 
     model: str
@@ -104,11 +105,32 @@ class Estimate:
         data["rule_of_thumb_bytes"] = self.rule_of_thumb_bytes
         return data
 
+    def summary(self) -> tuple[str, Rows]:
+        """Return what ``repr`` shows."""
+        largest = sorted(self.units, key=lambda unit: -unit.kept_bytes)[:3]
+        rows = (
+            ("peak", f"{format_bytes(self.peak_bytes)}, predicted; most at {self.peak_at or 'no operation'}"),
+            ("activations", f"{format_bytes(self.activation_bytes)}, kept for the backward pass"),
+            ("weights", f"{format_bytes(self.parameter_bytes)}, other state included"),
+            ("gradients", f"{format_bytes(self.gradient_bytes)} of the weights"),
+            ("optimizer", f"{format_bytes(self.optimizer_bytes)} ({self.optimizer_slots:.1f} × trained weights)"),
+            ("batch", format_bytes(self.input_bytes)),
+            ("rule of thumb", format_bytes(self.rule_of_thumb_bytes)),
+            ("layers", f"{len(self.units)}; pandas.DataFrame(estimate.units) lists them"),
+            ("most kept by", ", ".join(f"{unit.label} ({format_bytes(unit.kept_bytes)})" for unit in largest)),
+        )
+        return f"Estimate of '{self.model}', batch size {self.batch_size}", rows
+
     def __str__(self) -> str:
         return (
             f"{self.model} at batch size {self.batch_size}: predicted peak {format_bytes(self.peak_bytes)}, of which "
             f"{format_bytes(self.activation_bytes)} activations kept for the backward pass"
         )
+
+
+def kept_bytes_of_units(graph: Graph) -> tuple[int, ...]:
+    """Return, for each unit, the bytes that it makes and that the backward pass of the plain step reads."""
+    return tuple(unit.kept_bytes for unit in _units(graph, _kept_for_backward(graph)))
 
 
 def _kept_for_backward(graph: Graph) -> dict[int, None]:

@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypedDict, get_args
 
-from tf_memsaver.options.checks import choice, choices, name_, path, sizes
+from tf_memsaver.options.checks import choice, choices, name_, path, sizes, switch
 from tf_memsaver.options.option import Option, read_ints, read_list
 from tf_memsaver.options.table import Batches
 
@@ -42,6 +42,15 @@ class ModelFlags(Batches, total=False):
             default="text",
             value="text|json",
         ),
+    ]
+
+
+class DetailFlags(TypedDict, total=False):
+    """How much the command shows."""
+
+    all: Annotated[
+        bool,
+        Option(check=switch, help="show every layer and segment, not the largest blocks", default=False, value=""),
     ]
 
 

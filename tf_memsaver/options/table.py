@@ -27,6 +27,19 @@ _Baseline = Literal["plain", "recompute_all", "keep_products", "chen_sqrt", "che
 Strategy = Literal[_Planner, _Baseline]
 """The planners of this package; others can be registered."""
 
+STRATEGIES: dict[str, str] = {
+    "auto": "the quickest step within the budget; without a budget, the smallest peak within max_overhead",
+    "min_time": "the quickest step within the budget",
+    "min_peak": "the smallest peak, whatever the time",
+    "nested": "segments within segments: a smaller peak than the others reach, for more time",
+    "plain": "recomputes nothing (to compare with, as all that follow)",
+    "recompute_all": "recomputes every layer that can be",
+    "keep_products": "keeps the results of matrix products and convolutions, recomputes all else",
+    "chen_sqrt": "about as many segments as the square root of the layers (Chen et al. 2016)",
+    "chen_greedy": "segments of about equal bytes (Chen et al. 2016)",
+}
+"""What each does, as the command's help says it."""
+
 Granularity = Literal["auto", "layer", "op"]
 """What a unit of a graph may be."""
 
@@ -128,6 +141,7 @@ class Limits(TypedDict, total=False):
             f"{DEFAULT_MAX_OVERHEAD} is allowed, or a budget needs them).",
             default="auto",
             value="NAME",
+            flag_text="who plans: one of the strategies below, or of an installed package",
         ),
     ]
 

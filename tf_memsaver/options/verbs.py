@@ -6,7 +6,8 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast, get_type_hints
 
 from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.options.table import checked, options_of, types_of
@@ -57,7 +58,18 @@ def _signature(verb: Callable[..., Any], group: Any) -> inspect.Signature:
         for name, option in options_of(group).items()
     ]
     kept = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    return own.replace(parameters=[*kept, *options])
+    kept = [each.replace(annotation=_as_type(verb, each.annotation)) for each in kept]
+    returned = _as_type(verb, own.return_annotation)
+    return own.replace(parameters=[*kept, *options], return_annotation=returned)
+
+
+def _as_type(verb: Callable[..., Any], annotation: Any) -> Any:
+    """Return the type that an annotation of a verb's file names, or its text where that is known to checkers alone."""
+    said = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return get_type_hints(said, vars(inspect.getmodule(verb)))["it"]
+    except NameError:
+        return annotation
 
 
 def _bound(name: str, signature: inspect.Signature, args: Any, given: dict[str, Any]) -> inspect.BoundArguments:

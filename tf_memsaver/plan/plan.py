@@ -14,22 +14,22 @@ from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import fingerprint
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
-from tf_memsaver.options import OPTIONS, checks, choice, number, text, whole
+from tf_memsaver.options import OPTIONS, checks, number, text, whole
 from tf_memsaver.options.checks import names, several
-from tf_memsaver.plan.fields import NEW_PLAN, Fields, malformed
+from tf_memsaver.plan.fields import NEW_PLAN, Fields
+from tf_memsaver.plan.layers import PlannedLayer, decision_of
+from tf_memsaver.plan.parts import of_units, segment_to_json, segments_from_json, units_to_json
 from tf_memsaver.plan.request import Request
+from tf_memsaver.summary import Rows, Summarized
 from tf_memsaver.units import format_bytes
 
 SCHEMA_VERSION = 1
 _NAMED = 3
 """Layers that the one line about a plan names."""
 
-MOST_LEVELS = 32
-"""Segments within segments that are read from a file. ``nested`` makes 7 for a chain of 128 equal units."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Summarized):
     """A certified plan: contiguous segments over a model's units, and what the simulator predicts for it.
 
     ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan,
@@ -45,6 +45,10 @@ class Plan:
     ``opened`` are the layers that granularity ``"auto"`` chose to plan by operations, ``"call()"`` being the model's
     own code between layers; all others are whole. ``note`` says why it planned by layers alone, if it had no choice.
     ``data_shapes`` are the shapes that only a batch of the data told, such as the length of its longest text.
+
+    ``activation_bytes`` and ``reasons`` are, by unit, what ``layers`` shows of bytes, and why a layer must be kept or
+    recomputed (empty where the planner chose); both are empty in a plan of an older file. ``kept``, ``recomputed`` and
+    ``pinned`` are names of layers; ``pandas.DataFrame(plan.layers)`` is the table of all, with bytes and reasons.
     """
 
     segments: tuple[Segment, ...]
@@ -65,6 +69,8 @@ class Plan:
     opened: tuple[str, ...] = ()
     note: str = ""
     data_shapes: tuple[tuple[int, ...], ...] = ()
+    activation_bytes: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -81,6 +87,31 @@ class Plan:
         """The places of those layers among the units."""
         chosen = [s for s in self.segments if s.mode is SegmentMode.RECOMPUTE]
         return tuple(unit for s in chosen for unit in range(s.start, s.stop))
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Labels of the layers whose activations the planner chose to keep, in order."""
+        return tuple(each.layer for each in self.layers if each.decision == "kept")
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """Labels of the layers that must be kept, in order; ``layers`` says why. Empty in a plan of an older file."""
+        return tuple(each.layer for each in self.layers if each.decision == "pinned")
+
+    @property
+    def layers(self) -> tuple[PlannedLayer, ...]:
+        """What the plan does with each layer, in order: a table that ``pandas.DataFrame`` takes."""
+        return tuple(
+            PlannedLayer(
+                layer=self.labels[unit],
+                decision=decision_of(segment.mode, self.reasons[unit] if self.reasons else ""),
+                activation_bytes=self.activation_bytes[unit] if self.activation_bytes else None,
+                segment=number,
+                reason=(self.reasons[unit] if self.reasons else "") or f"{self.planner} chose it",
+            )
+            for number, segment in enumerate(self.segments)
+            for unit in range(segment.start, segment.stop)
+        )
 
     def check_matches(self, signatures: Sequence[str], labels: Sequence[str]) -> None:
         """Check that the plan was made for a model with these units.
@@ -118,8 +149,8 @@ class Plan:
             "request": dataclasses.asdict(self.request),
             "versions": dict(self.versions),
             "fingerprint": self.fingerprint,
-            "segments": [_segment_to_json(segment) for segment in self.segments],
-            "units": [{"label": a, "signature": b} for a, b in zip(self.labels, self.signatures, strict=True)],
+            "segments": [segment_to_json(segment) for segment in self.segments],
+            "units": units_to_json(self.labels, self.signatures, self.activation_bytes, self.reasons),
         }
 
     @classmethod
@@ -138,7 +169,7 @@ class Plan:
         versions = fields.object("versions")
         units = list(fields.objects("units"))
         plan = cls(
-            segments=_segments_from_json(fields, "segments"),
+            segments=segments_from_json(fields, "segments"),
             batch_size=fields.get("batch_size", OPTIONS["batch_size"].check),
             strategy=fields.get("strategy", text),
             planner=fields.get("planner", text),
@@ -157,6 +188,8 @@ class Plan:
             opened=fields.get_or_none("opened", names) or (),
             note=fields.get_or_none("note", text) or "",
             data_shapes=fields.get_or_none("data_shapes", several(several(whole(0)))) or (),
+            activation_bytes=of_units(units, "activation_bytes", whole(0)),
+            reasons=of_units(units, "reason", text),
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(
@@ -209,6 +242,27 @@ class Plan:
             )
         return cls.from_json(data)
 
+    def summary(self) -> tuple[str, Rows]:
+        """Return what ``repr`` shows."""
+        pinned, segments = len(self.pinned), sum(s.mode is SegmentMode.RECOMPUTE for s in self.segments)
+        share = f" ({self.peak_bytes / self.plain_peak_bytes:.0%})" if self.plain_peak_bytes else ""
+        rows = [
+            ("peak now", format_bytes(self.plain_peak_bytes)),
+            ("peak planned", f"{format_bytes(self.peak_bytes)}{share}"),
+            ("step time", f"{self.step_overhead:+.1%}"),
+            ("recomputed", f"{len(self.recomputed_units)} of {len(self.labels)} layers, in {segments} segments"),
+            ("kept", f"{len(self.kept)} layers, and {pinned} that must be"),
+            ("limits", self._limits()),
+        ]
+        rows += [(name, told) for name, told in (("advice", self.advice), ("note", self.note)) if told]
+        return f"Plan for batch size {self.batch_size}, predicted (planner {self.planner})", rows
+
+    def _limits(self) -> str:
+        budget, overhead = self.request.budget_bytes, self.request.max_overhead
+        limits = [] if budget is None else [f"budget {format_bytes(budget)}"]
+        limits += [] if overhead is None else [f"step at most {overhead:+.1%}"]
+        return ", ".join(limits) or "none given"
+
     def __str__(self) -> str:
         segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
         by_layers = self.request.granularity == "layer" or (self.request.granularity == "auto" and not self.opened)
@@ -225,24 +279,3 @@ class Plan:
             return f"; {self.note}" if self.note else ""
         more = f" and {len(self.opened) - _NAMED} more" if len(self.opened) > _NAMED else ""
         return f"; by operations: {', '.join(self.opened[:_NAMED])}{more}"
-
-
-def _segment_to_json(segment: Segment) -> dict[str, Any]:
-    data: dict[str, Any] = {"start": segment.start, "stop": segment.stop, "mode": segment.mode.value}
-    if segment.children:
-        data["children"] = [_segment_to_json(child) for child in segment.children]
-    return data
-
-
-def _segments_from_json(fields: Fields, name: str, level: int = 1) -> tuple[Segment, ...]:
-    if level > MOST_LEVELS:
-        raise malformed(fields.place, f"lies below {MOST_LEVELS} levels of segments, more than any planner nests")
-    return tuple(
-        Segment(
-            start=each.get("start", whole(0)),
-            stop=each.get("stop", whole(1)),
-            mode=SegmentMode(each.get("mode", choice(*(mode.value for mode in SegmentMode)))),
-            children=_segments_from_json(each, "children", level + 1) if "children" in each else (),
-        )
-        for each in fields.objects(name)
-    )

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from tf_memsaver.errors import CertificationError, HintError, PlanFormatError
-from tf_memsaver.ir.graph import Cut, Graph
+from tf_memsaver.ir.graph import Cut, Graph, Unit
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
 from tf_memsaver.ir.topology import articulation_points
 from tf_memsaver.judge.simulate import Simulator, Timeline
+from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.request import Request
 
 T = TypeVar("T")
@@ -91,6 +92,11 @@ class Problem:
         """The peak of the plain step as the allocator reports it."""
         return self.simulator.reported_peak(self.store_all)
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """For each unit, why it must be kept or recomputed; empty where the planner may choose."""
+        return self.once(_reasons)
+
     def with_limits(self, request: Request) -> Problem:
         """Return the problem of a request with the same hints; what was computed for this one is shared."""
         return replace(self, request=request)
@@ -159,6 +165,23 @@ def _plain(problem: Problem) -> Timeline:
     return problem.simulator.run(problem.store_all)
 
 
+def _reasons(problem: Problem) -> tuple[str, ...]:
+    keep = _matches(problem.graph, "keep", problem.request.keep)
+    named = _matches(problem.graph, "recompute", problem.request.recompute)
+
+    def reason(unit: Unit) -> str:
+        if not problem.pinned[unit.index] and not problem.forced[unit.index]:
+            return ""
+        if unit.pinned:
+            return unit.pinned
+        for hint, is_named in (("keep", keep), ("recompute", named)):
+            if is_named[unit.index]:
+                return f"is named in {hint}="
+        return "shares a tensor with such a layer: a cut between the two would change the order of a sum"
+
+    return tuple(map(reason, problem.graph.units))
+
+
 def _spread(graph: Graph, flags: Sequence[bool]) -> tuple[bool, ...]:
     """Return flags that are equal within each run of units between which no segment may end: any of them counts."""
     joined, spread = set(graph.joined), list(flags)
@@ -179,6 +202,13 @@ def _names(label: str) -> tuple[str, str, str]:
     return label, label.split("#")[0], label.rsplit("/", 1)[-1].split("#")[0]
 
 
+def _close_names(graph: Graph, pattern: str) -> str:
+    """Return a sentence with names of layers that are close to a pattern, or with some, where none is."""
+    some = ", ".join(unit.label for unit in graph.units[:5])
+    names = {unit.label.split("#")[0] for unit in graph.units} | set(graph.opened)
+    return did_you_mean(pattern, names) or f" Layers are named like: {some}, …"
+
+
 def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ...]:
     """Return, for each unit, whether a pattern names it (label or last part of the label) or an opened layer around it.
 
@@ -190,8 +220,7 @@ def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ..
         inside = _inside(graph, pattern)
         found = [part or _is_named(unit.label, pattern) for unit, part in zip(graph.units, inside, strict=True)]
         if not any(found):
-            some = ", ".join(unit.label for unit in graph.units[:5])
-            raise HintError(f"{hint}={pattern!r} matches no layer. Layers are named like: {some}, …")
+            raise HintError(f"{hint}={pattern!r} matches no layer.{_close_names(graph, pattern)}")
         flags = [flag or new for flag, new in zip(flags, found, strict=True)]
     return tuple(flags)
 

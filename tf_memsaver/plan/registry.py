@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.ir.segments import Segment
+from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.problem import Problem
 
 
@@ -81,7 +82,10 @@ def check_strategy(name: str) -> None:
       InvalidRequestError: there is none; the sentence lists all names.
     """
     if name not in planner_names():
-        raise InvalidRequestError(f"there is no strategy '{name}'. Choose one of: {', '.join(planner_names())}.")
+        known = planner_names()
+        raise InvalidRequestError(
+            f"there is no strategy '{name}'.{did_you_mean(name, known)} Choose one of: {', '.join(known)}."
+        )
 
 
 def planner_named(name: str) -> Planner:

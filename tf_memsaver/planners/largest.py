@@ -15,6 +15,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.measured import Measure, plan_that_keeps
 from tf_memsaver.planners.solve import Plans, Versions
+from tf_memsaver.summary import Rows, Summarized
 from tf_memsaver.units import format_bytes
 
 Capture = Callable[[int], Graph]
@@ -41,8 +42,8 @@ class Rate:
     samples_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class LargestBatch:
+@dataclass(frozen=True, slots=True, repr=False)
+class LargestBatch(Summarized):
     """The largest batch within some limits, and its plan.
 
     ``plain_batch_size`` is the largest that the plain step trains within the budget, 0 if there is none. ``rates`` are
@@ -59,6 +60,18 @@ class LargestBatch:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON data."""
         return {**dataclasses.asdict(self), "plan": self.plan.to_json()}
+
+    def summary(self) -> tuple[str, Rows]:
+        """Return what ``repr`` shows."""
+        measured, plan = self.measured_peak_bytes, self.plan
+        rows = (
+            ("plain", f"trains batches of up to {self.plain_batch_size}"),
+            ("peak", f"{format_bytes(plan.peak_bytes)}, predicted"),
+            ("measured", "no real steps were run" if measured is None else format_bytes(measured)),
+            ("step", f"{plan.step_overhead:+.1%}"),
+            ("recomputed", f"{len(plan.recomputed_units)} of {len(plan.labels)} layers"),
+        )
+        return f"LargestBatch: {self.batch_size}", rows
 
     def __str__(self) -> str:
         measured = self.measured_peak_bytes

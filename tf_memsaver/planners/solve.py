@@ -10,6 +10,7 @@ from dataclasses import replace
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
+from tf_memsaver.judge.estimate import kept_bytes_of_units
 from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
@@ -143,8 +144,14 @@ def _plan(
         opened=graph.opened,
         note=graph.note,
         data_shapes=graph.data_shapes,
+        activation_bytes=problem.once(_kept_bytes),
+        reasons=problem.reasons,
         gap=None if bound is None else (1 + overhead) / (1 + problem.overhead(bound)) - 1,
     )
+
+
+def _kept_bytes(problem: Problem) -> tuple[int, ...]:
+    return kept_bytes_of_units(problem.graph)
 
 
 def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from tf_memsaver.ir.segments import Segment, tidied
 from tf_memsaver.judge.simulate import Measured
+from tf_memsaver.pace import counted
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.labels import INFINITE, Search
 from tf_memsaver.search.least_peak import least_peak
@@ -223,7 +224,8 @@ class OneLevel:
                 if self._full.costs.replay_seconds_of(tiling.replayed_until) <= seconds * (1 + TIME_ERROR)
             ]
             chosen = quick[:: max(1, math.ceil(len(quick) / MOST_TILINGS))]
-            tried = [self._simulated(tiled) for tiled in dict.fromkeys(tidied(tiling.segments) for tiling in chosen)]
+            different = list(dict.fromkeys(tidied(tiling.segments) for tiling in chosen))
+            tried = [self._simulated(tiled) for tiled in counted("equal blocks", different)]
             fitting = [found for found in tried if found.replay_seconds <= seconds and found.peak_bytes <= limit]
             best = min([*fitting, *([] if best is None else [best])], key=rank, default=None)
         return best

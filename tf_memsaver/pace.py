@@ -1,0 +1,40 @@
+"""Long loops say how far they are. Whoever listens shows it; where nobody does, nothing happens."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+Listener = Callable[[str, int, int], None]
+"""Is told what is being done, how many parts of it are done, and how many there are."""
+
+_LISTENER: contextvars.ContextVar[Listener | None] = contextvars.ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Tell ``listener`` of all loops in the block, in this thread."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def told(what: str, done: int, total: int) -> None:
+    """Say that ``done`` of ``total`` parts of something are done; nothing where the total is not known (0)."""
+    listener = _LISTENER.get()
+    if listener is not None and total:
+        listener(what, done, total)
+
+
+def counted(what: str, items: Sequence[Item]) -> Iterator[Item]:
+    """Yield the items, and say after each how many are done; ``what`` says what is done with them."""
+    for done, item in enumerate(items):
+        told(what, done, len(items))
+        yield item
+    told(what, len(items), len(items))

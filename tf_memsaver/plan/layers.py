@@ -1,0 +1,34 @@
+"""What a plan does with each layer, as rows of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tf_memsaver.ir.segments import SegmentMode
+
+Decision = Literal["recomputed", "kept", "pinned"]
+"""What a plan does with a layer: ``pinned`` ones are kept because they must be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLayer:
+    """What a plan does with one layer call, and why: a row of ``Plan.layers``.
+
+    ``activation_bytes`` is what the layer makes and the plain step keeps for the backward pass; None where an older
+    plan file does not say. Of a recomputed layer, only what later segments read of it is kept. ``segment`` is the
+    0-based number of the plan's segment that the layer lies in.
+    """
+
+    layer: str
+    decision: Decision
+    activation_bytes: int | None
+    segment: int
+    reason: str
+
+
+def decision_of(mode: SegmentMode, reason: str) -> Decision:
+    """Return what becomes of a layer in a segment of a mode; ``reason`` says why it must be so, if it must."""
+    if mode is SegmentMode.RECOMPUTE:
+        return "recomputed"
+    return "pinned" if reason else "kept"
