@@ -18,6 +18,7 @@ from tf_memsaver.check.measure import measure
 from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.check.verify import Verification, verify
 from tf_memsaver.compat.versions import versions
+from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
@@ -43,7 +44,6 @@ from tf_memsaver.program.loop import Loop, mapped, places_of_networks
 from tf_memsaver.program.memo import forget
 from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.told import subject_of, told_of
-from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
 from tf_memsaver.saved.export import export_saved_model
 from tf_memsaver.units import AUTO, format_bytes

@@ -13,11 +13,11 @@ from tf_memsaver import api
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import load_data, load_model
+from tf_memsaver.display import tables
+from tf_memsaver.display.progress import Progress
 from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, TargetKind
 from tf_memsaver.files.writing import written
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.report import tables
-from tf_memsaver.report.progress import Progress
 from tf_memsaver.units import Share, format_bytes
 
 
