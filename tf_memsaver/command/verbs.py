@@ -78,6 +78,8 @@ def report(source: str, flags: Any, progress: Progress) -> Result:
             made = traced.plan(
                 **{name: getattr(flags, name) for name in LIMITS if name in options_of(PlanOfTraceOptions)}
             )
+    if made.advice:
+        progress.note(made.advice)
     with progress.stage("planning for other budgets, and writing the page"):
         traced.report_to(target, made, points=flags.points, command=command_line("report", source, flags))
     return Result(

@@ -101,13 +101,18 @@ def blocks(rows: Sequence[LayerRow]) -> tuple[LayerRow | Block, ...]:
 
 def _reasons(graph: Graph, plan: Plan) -> list[str]:
     """Return, for each unit, why it must be kept; empty where it need not."""
+    fixed = Problem.build(graph, Request()).pinned
     try:
-        problem = Problem.build(graph, plan.request)
+        pinned = Problem.build(graph, plan.request).pinned
     except HintError:
         # The plan was made for an equal model, whose layers have other names.
-        problem = Problem.build(graph, Request())
-    spread = "is kept by a hint, or shares a sum with a layer that must be kept, whose order a cut would change"
-    return [unit.pinned or (spread if pinned else "") for unit, pinned in zip(graph.units, problem.pinned, strict=True)]
+        pinned = fixed
+    joined = "shares a sum with a layer that must be kept, and a cut between the two would change the sum's order"
+    hinted = f"is kept by the hint keep={','.join(plan.request.keep)}, or shares a sum with a layer that is"
+    return [
+        unit.pinned or (joined if is_fixed else hinted if is_pinned else "")
+        for unit, is_fixed, is_pinned in zip(graph.units, fixed, pinned, strict=True)
+    ]
 
 
 _NUMBERED = re.compile(r"((?:[A-Za-z]+_)*?[A-Za-z]+_?\d+[a-z]?)_(?=.*[A-Za-z])")

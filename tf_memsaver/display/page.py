@@ -77,7 +77,7 @@ def _answer(report: Report) -> str:
         )
     else:
         answer = f"A training step takes {plain}, and this plan does not lower that."
-    change = f"{share} {'less' if report.saved_bytes >= 0 else 'more'}"
+    change = f"{share} {'less' if report.saved_bytes > 0 else 'more'}" if report.saved_bytes else "the same"
     cards = [
         _card("plain", "Peak memory now", plain, "one plain training step"),
         _card("planned", "Peak with the plan", peak, change),
@@ -88,7 +88,7 @@ def _answer(report: Report) -> str:
     if plan.request.budget_bytes is not None:
         kept = plan.peak_bytes <= plan.request.budget_bytes
         cards.append(_card("", "Budget", format_bytes(plan.request.budget_bytes), "kept" if kept else "NOT kept"))
-    notes = [_paragraph(text) for text in (plan.advice, plan.note) if text]
+    notes = [_paragraph(_sentence(text)) for text in (plan.advice, plan.note and f"planned {plan.note}") if text]
     return "\n".join(
         (
             f"<h1>{html.escape(report.name)}, batch size {plan.batch_size}</h1>",
@@ -201,6 +201,10 @@ def _paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
 def _card(kind: str, title: str, figure: str, note: str) -> str:
     return f'<div class="card {kind}">{html.escape(title)}<b>{html.escape(figure)}</b>{_soft(note)}</div>'
 
@@ -250,8 +254,9 @@ def _by_kind(peak: Peak) -> str:
 
 def _reasons(report: Report) -> str:
     return "".join(
-        f'<details><summary><span class="name">{_count(len(rows))} pinned: {"it" if len(rows) == 1 else "each"} '
-        f"{html.escape(why)}</span></summary><p>{_listed(row.label for row in rows)}</p></details>"
+        f'<details class="why"><summary><span class="name">{_count(len(rows))} pinned: '
+        f"{'it' if len(rows) == 1 else 'each'} {html.escape(why)}</span></summary>"
+        f"<p>{_listed(row.label for row in rows)}</p></details>"
         for why, rows in report.reasons().items()
     )
 

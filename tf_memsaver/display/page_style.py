@@ -45,6 +45,7 @@ td.bytes, th.bytes {{ text-align: right; white-space: nowrap; padding-right: 0; 
 .tree details > .inside {{ padding-left: 16px; border-left: 1px solid var(--line); margin-left: 5px }}
 .row, summary {{ display: grid; grid-template-columns: minmax(0, 1fr) 250px 190px; gap: 12px; align-items: center;
   padding: 4px 0; border-bottom: 1px solid var(--line) }}
+.why summary {{ display: block }}
 summary {{ cursor: pointer; list-style: none }}
 summary::-webkit-details-marker {{ display: none }}
 summary .name::before {{ content: "▸"; display: inline-block; width: 1em; color: var(--soft) }}

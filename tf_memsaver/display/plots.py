@@ -48,6 +48,7 @@ def timeline(title: str, plain: ShownStep, planned: ShownStep | None, axes: Any 
         most = f"{label}: {format_bytes(step.peak.live_bytes)}"
         axes.stairs(live, times, color=colour, fill=True, alpha=0.25)
         axes.stairs(live, times, color=colour, linewidth=1.3, label=most)
+    axes.set_ylim(bottom=0)
     return _finished(axes, title, f"{TIME_AXIS} ({name})", f"{LIVE_BYTES_AXIS} ({unit})")
 
 
@@ -58,6 +59,7 @@ def curve(title: str, plans: Sequence[Plan], chosen: Plan | None, axes: Any = No
       MissingExtraError: matplotlib is not installed.
     """
     axes = _axes(axes)
+    axes.margins(0.08)
     peaks, overheads = front(plans)
     factor, unit = byte_scale(max(peaks))
     axes.plot(
@@ -112,8 +114,6 @@ def _finished(axes: Any, title: str, across: str, up: str) -> Any:
     axes.set_title(title.replace("$", r"\$"))
     axes.set_xlabel(across)
     axes.set_ylabel(up)
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.02)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     return axes
