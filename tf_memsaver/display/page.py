@@ -233,7 +233,7 @@ def _peak(step: ShownStep) -> str:
     )
     count = f"The {len(peak.largest)} largest of {peak.tensor_count} tensors alive"
     return (
-        f"{_paragraph(f'In {peak.running}.')}{_by_kind(peak)}<table><tr><th>{count}</th>"
+        f"{_paragraph(f'In the {peak.running}.')}{_by_kind(peak)}<table><tr><th>{count}</th>"
         f'<th class="bytes">bytes</th></tr>{rows}</table>'
     )
 

@@ -61,7 +61,7 @@ button {{ font: inherit; font-size: .88rem; color: var(--ink); background: var(-
   border-radius: 6px; padding: 3px 12px; cursor: pointer; margin-right: 6px }}
 .js-plotly-plot text {{ fill: var(--ink) !important }}
 .js-plotly-plot .gridlayer path {{ stroke: var(--line) !important }}
-.js-plotly-plot .hoverlayer .hovertext path {{ fill: var(--label) !important }}
+.js-plotly-plot .hoverlayer .hovertext path {{ fill: var(--label) !important; stroke: var(--soft) !important }}
 @media (max-width: 620px) {{
   main {{ padding: 16px 12px 40px }} .answer {{ font-size: 1.2rem }}
   .card b {{ font-size: 1.08rem; white-space: nowrap }}

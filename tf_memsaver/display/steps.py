@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_memsaver.ir.graph import Graph, MemoryKind
+from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.contents import Contents, Tensor, contents
 from tf_memsaver.judge.simulate import Simulator
@@ -110,10 +110,13 @@ def named(graph: Graph, tensor: Tensor) -> NamedTensor:
     return NamedTensor(layer=layer, operation=op.type, kind=kind, nbytes=tensor.nbytes)
 
 
+_PHASES = {Phase.FORWARD: "forward pass", Phase.BACKWARD: "backward pass", Phase.UPDATE: "update"}
+
+
 def _running(graph: Graph, found: Contents, place: int) -> str:
     instant = found.timeline.instants[place]
     op = graph.ops[instant.op]
-    phase = "recomputing" if instant.replay else op.phase.value
+    phase = "recomputation" if instant.replay else _PHASES[op.phase]
     layer = "outside all layers" if op.unit is None else f"of {graph.units[op.unit].label}"
     return f"{phase} {layer} ({op.type})"
 
@@ -143,7 +146,7 @@ def _moment(graph: Graph, found: Contents, place: int, begin: float) -> Moment:
 def _peak(graph: Graph, found: Contents) -> Peak:
     timeline = found.timeline
     if not timeline.instants:
-        return Peak(live_bytes=timeline.peak_bytes, running="nothing", by_kind=(), largest=(), tensor_count=0)
+        return Peak(live_bytes=timeline.peak_bytes, running="step", by_kind=(), largest=(), tensor_count=0)
     alive = found.live_at(timeline.peak_at)
     by_kind = dict.fromkeys([*KINDS.values(), RECOMPUTED, SCRATCH], 0)
     for tensor in alive:
