@@ -42,6 +42,6 @@ def test_the_peak_names_the_tensors_alive() -> None:
     plain, planned = (ShownStep.of(Simulator(graph), cover) for cover in (stored(graph), plan.segments))
     first = plain.peak.largest[0]
     assert (first.nbytes, first.layer, first.operation, first.kind) == (90, "dense_2", "MatMul", "activations")
-    assert plain.peak.running.startswith("backward pass of dense_2 (")
+    assert plain.peak.running.startswith("backward pass of dense_3 (")
     again = [moment for moment in planned.moments if moment.running.startswith("recomputation of dense_")]
     assert again and any("recomputed" in tensor.kind for moment in again for tensor in moment.largest)
