@@ -30,7 +30,7 @@ FLOORS = (
     *("units", "summary", "pace", "errors", "options", "files"),
     *PLANNING,
     *TENSORFLOW,
-    *("report", "api", "callbacks", "__init__", "command", "cli", "__main__"),
+    *("display", "api", "callbacks", "__init__", "command", "cli", "__main__"),
 )
 """All there is, lowest first: an import goes to the left. This is the one table of the house."""
 

@@ -22,10 +22,10 @@ from tf_memsaver.command.output import results_only
 from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.compat.versions import __version__
+from tf_memsaver.display.progress import Progress
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options.checks import did_you_mean
-from tf_memsaver.report.progress import Progress
 
 if TYPE_CHECKING:
     from tf_memsaver.command.verbs import Result

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tf_memsaver
-from tf_memsaver.report import tables
-from tf_memsaver.report.progress import Progress
+from tf_memsaver.display import tables
+from tf_memsaver.display.progress import Progress
 from tf_memsaver.units import format_bytes
 from tools.saved_model_step import gradient_step, one_operation_at_a_time
 from tools.shared.models.real import build

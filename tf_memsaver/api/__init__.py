@@ -6,6 +6,7 @@ Not here: how anything is done.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,16 @@ from absl import logging
 
 from tf_memsaver.api.asked import part_of, request_of, tell_of
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
+from tf_memsaver.api.traced import TracedStep
 from tf_memsaver.capture import model_step
 from tf_memsaver.check.measure import measure
 from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.check.verify import Verification, verify
 from tf_memsaver.compat.versions import versions
+from tf_memsaver.display.figures import plotly
+from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.files.targets import TargetKind, check_target
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options.table import (
@@ -31,19 +36,18 @@ from tf_memsaver.options.table import (
     LargestBatchOptions,
     OptimizeOptions,
     PlanOfTraceOptions,
-    RequestOptions,
+    ReportOptions,
 )
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
 from tf_memsaver.planners.measured import plan_that_keeps
-from tf_memsaver.planners.solve import Plans, check_strategy
+from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.loop import Loop, mapped, places_of_networks
 from tf_memsaver.program.memo import forget
 from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.told import subject_of, told_of
-from tf_memsaver.report.notices import tell
 from tf_memsaver.rewrite.optimized_model import make_optimized, strip
 from tf_memsaver.saved.export import export_saved_model
 from tf_memsaver.units import AUTO, format_bytes
@@ -66,6 +70,7 @@ __all__ = [
     "memory_time_curve",
     "optimize",
     "optimize_function",
+    "report",
     "rewrite_saved_model",
     "search_plan",
     "strip",
@@ -74,43 +79,12 @@ __all__ = [
 ]
 
 
-class Trace:
+class Trace(TracedStep):
     """One training step of a model as it was traced: what comes of it is worked out without tracing it again.
 
     ``graph`` is the step, ``model`` the plain model. Two plans that differ in nothing but their limits share what was
     computed for the first.
     """
-
-    def __init__(self, model: Any, graph: Graph, **how: Any) -> None:
-        """Wrap a captured step and how it was captured; ``trace`` makes it."""
-        self.model, self.graph = model, graph
-        self._how = part_of(how, RequestOptions)
-        self._plans = Plans(graph, versions=versions())
-
-    def __repr__(self) -> str:
-        return f"Trace of '{self.graph.name}' ({len(self.graph.units)} units, batch size {self.graph.batch_size})"
-
-    def estimate(self) -> Estimate:
-        """Return where the bytes of the plain step go."""
-        return Estimate.from_graph(self.graph)
-
-    @takes(PlanOfTraceOptions)
-    def plan(self, **options: Unpack[PlanOfTraceOptions]) -> Plan:
-        """Return the plan of ``strategy`` for the step.
-
-        Raises:
-          MemsaverError: what ``search_plan`` raises for limits and hints.
-        """
-        return self._plans.plan(request_of(options, self.model, **self._how))
-
-    @takes(CurveOfTraceOptions)
-    def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:
-        """Return plans of the step from plain to the least peak, as ``memory_time_curve`` does.
-
-        Raises:
-          HintError: a pattern matches no layer, or the hints contradict each other.
-        """
-        return self._plans.curve(request_of(options, self.model, **self._how), options["points"])
 
     def apply(self, plan: Plan) -> Any:
         """Return the model as one that trains by ``plan``; what is returned and raised is ``apply_plan``'s."""
@@ -250,6 +224,30 @@ def memory_time_curve(model: Any, **options: Unpack[CurveOptions]) -> tuple[Plan
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     return trace(model, **part_of(options, CaptureOptions)).curve(**part_of(options, CurveOfTraceOptions))
+
+
+@takes(ReportOptions)
+def report(model: Any, output: str | os.PathLike[str], **options: Unpack[ReportOptions]) -> Plan:
+    """Plan as ``search_plan`` does, write one page of HTML that shows the plan, and return the plan.
+
+    The page has the step's memory over time, plain and planned, with the tensors alive; memory against time; where the
+    peak falls; and what becomes of each layer. All of it is predicted: nothing is run. The page needs no network. To
+    show a plan that is there already: ``trace(model, ...).report(plan, output)``.
+
+    Args:
+      model: as in ``optimize``.
+      output: the file to write, such as ``"report.html"``.
+
+    Raises:
+      MissingExtraError: plotly is not installed.
+      InvalidRequestError, OutputExistsError, OutputError: ``output`` cannot be written.
+      MemsaverError: what ``search_plan`` raises.
+    """
+    plotly()
+    target = check_target(output, TargetKind.FILE, overwrite=options["overwrite"])
+    traced, plan = _planned(model, options)
+    traced.report_to(target, plan, points=options["points"])
+    return plan
 
 
 @takes(ApplyOptions)

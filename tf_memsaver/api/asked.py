@@ -10,12 +10,12 @@ from absl import logging
 from tf_memsaver.compat.devices import bytes_left
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.compat.keras_variables import bytes_of
+from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import options_of
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import check_strategy
-from tf_memsaver.report.notices import tell
 from tf_memsaver.units import AUTO
 
 

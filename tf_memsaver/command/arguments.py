@@ -73,7 +73,7 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
     if "strategy" in flags and kind is not SourceKind.FUNCTION:
         # A module of the user's own may register a planner when it is imported.
         _check_strategy(flags.strategy)
-    if command == "optimize" or (command in ("plan", "max-batch") and flags.output is not None):
+    if command in ("optimize", "report") or (command in ("plan", "max-batch") and flags.output is not None):
         output_target(source, flags, TargetKind.FOLDER if command == "optimize" else TargetKind.FILE)
 
 
@@ -175,7 +175,7 @@ def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
     if "calibrate" in given and flags.budget is None:
         raise InvalidRequestError("--calibrate holds real steps to a budget: give one, such as --budget=80%.")
     # An optimized model in a file brings its plan, and that its batch size.
-    brings_a_plan = kind is SourceKind.FILE and not given and command in ("optimize", "verify", "measure")
+    brings_a_plan = kind is SourceKind.FILE and not given and command in ("optimize", "verify", "measure", "report")
     if flags.batch_size is None and flags.data is None and not brings_a_plan and command != "max-batch":
         raise InvalidRequestError("give --batch_size, or --data, which tells it: bytes depend on it.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from tf_memsaver.options.table import (
     MeasureOptions,
     Overwrite,
     PlanOptions,
+    ReportOptions,
     RequestOptions,
     RunOptions,
     SavedModelOptions,
     Strategy,
     options_of,
 )
+from tf_memsaver.units import Share
 
 PROGRAM = "tf-memsaver"
 _WIDTH = 80
@@ -106,6 +109,12 @@ COMMANDS = {
             flags=flags_of(ModelFlags, CurveOptions),
         ),
         Command(
+            name="report",
+            summary="Write one page of HTML: memory over time, what is kept and recomputed, and where the peak falls.",
+            example="resnet50 --batch_size=32 --budget=1GiB --output=report.html",
+            flags=flags_of(ModelFlags, ReportOptions, PlanFlags, OutputFlags),
+        ),
+        Command(
             name="max-batch",
             summary="Find the largest batch that trains within a budget, and the plan for it.",
             examples=(
@@ -179,6 +188,21 @@ def new_flags(command: Command) -> flags.FlagValues:
             flags.DEFINE_boolean(name, option.default, option.flag_help, flag_values=values)
     values["verbosity"] = flags.FLAGS["verbosity"]
     return values
+
+
+def command_line(command: str, source: str, values: flags.FlagValues) -> str:
+    """Return the command line that parsed flags stand for, without those that have their defaults."""
+    given = [values[name] for name in COMMANDS[command].flags if not values[name].using_default_value]
+    return shlex.join([PROGRAM, command, source, *(f"--{flag.name}{_written(flag.value)}" for flag in given)])
+
+
+def _written(value: Any) -> str:
+    """Return a flag's value as a command line has it, with the sign before it."""
+    if value is True:
+        return ""
+    if isinstance(value, Share):
+        return f"={100 * value:g}%"
+    return f"={','.join(map(str, value))}" if isinstance(value, tuple) else f"={value}"
 
 
 def program_help() -> str:

@@ -12,15 +12,17 @@ from rich.text import Text
 
 from tf_memsaver import api
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
-from tf_memsaver.command.flags import LIMITS
+from tf_memsaver.command.flags import LIMITS, command_line
 from tf_memsaver.command.model_source import load_data, load_model
+from tf_memsaver.display import overview, tables
+from tf_memsaver.display.figures import plotly
+from tf_memsaver.display.parts import BAD, GOOD
+from tf_memsaver.display.progress import Progress
 from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, TargetKind
 from tf_memsaver.files.writing import written
+from tf_memsaver.options.table import PlanOfTraceOptions, options_of
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.solve import check_strategy
-from tf_memsaver.report import overview, tables
-from tf_memsaver.report.parts import BAD, GOOD
-from tf_memsaver.report.progress import Progress
 from tf_memsaver.units import Share, format_bytes
 
 
@@ -70,6 +72,32 @@ def curve(source: str, flags: Any, progress: Progress) -> Result:
         satisfied=True,
         document={"plans": [each.to_json() for each in found]},
         shown=(tables.curve_table(found),),
+    )
+
+
+def report(source: str, flags: Any, progress: Progress) -> Result:
+    """Write a page that shows a plan: one from a file, the model's own, or one made anew."""
+    plotly()
+    target = output_target(source, flags, TargetKind.FILE)
+    given = _load(source, flags, progress)
+    made = _own_plan(given, flags)
+    batches = given.batches if made is None else given.batches_of(made)
+    granularity = flags.granularity if made is None else made.request.granularity
+    with progress.stage("tracing one training step"):
+        traced = api.trace(given.plain, **batches, granularity=granularity, profile=flags.profile)
+    if made is None:
+        with progress.stage("planning"):
+            made = traced.plan(
+                **{name: getattr(flags, name) for name in LIMITS if name in options_of(PlanOfTraceOptions)}
+            )
+    if made.advice:
+        progress.note(made.advice)
+    with progress.stage("planning for other budgets, and writing the page"):
+        traced.report_to(target, made, points=flags.points, command=command_line("report", source, flags))
+    return Result(
+        satisfied=True,
+        document={"output": str(target.path), "plan": made.to_json()},
+        shown=(tables.before_after_table(made), f"report written to {flags.output}"),
     )
 
 
@@ -165,7 +193,8 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
 
 
 VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
-    verb.__name__.replace("_", "-"): verb for verb in (estimate, plan, curve, max_batch, optimize, verify, measure)
+    verb.__name__.replace("_", "-"): verb
+    for verb in (estimate, plan, curve, report, max_batch, optimize, verify, measure)
 }
 
 
@@ -244,13 +273,17 @@ def _calibrated(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, ke
 
 def _planned(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
     """Return a plan and the optimized model: from the plan file, from the model's own plan, or planned anew."""
-    limits = [name for name in LIMITS if not flags[name].using_default_value]
-    own = getattr(given.model, "memsaver_plan", None)
-    if flags.plan is not None:
-        made = Plan.load(flags.plan)
-    elif own is not None and not limits:
-        return own, given.model
-    else:
-        _, made = _search(given, flags, progress)
+    found = _own_plan(given, flags)
+    if found is not None and flags.plan is None:
+        return found, given.model
+    made = _search(given, flags, progress)[1] if found is None else found
     with progress.stage("rewriting the model"):
         return made, api.apply_plan(given.plain, made, data=given.batches.get("data"))
+
+
+def _own_plan(given: _Given, flags: Any) -> Plan | None:
+    """Return the plan of the plan file, or the model's own where no limits are given; None if there is neither."""
+    if flags.plan is not None:
+        return Plan.load(flags.plan)
+    own: Plan | None = getattr(given.model, "memsaver_plan", None)
+    return own if all(flags[name].using_default_value for name in LIMITS) else None

@@ -27,6 +27,9 @@ PLAN_FILE, MODEL_FILE, SAVED_MODEL_FOLDER = "plan.json", "model.keras", "saved_m
 EXTRA_FOLDER, EXPORTED_PLAN, REWRITTEN_PLANS = "assets.extra", "memsaver_plan.json", "memsaver_plans.json"
 """What we add to a SavedModel: the plan of an exported model, or the plans of a rewritten one by endpoint."""
 
+REPORT_MARK = '<meta name="generator" content="tf_memsaver report">'
+"""What a report's page has at its begin."""
+
 _SHOWN = 3
 """How many of the entries that are in the way an error names."""
 
@@ -96,7 +99,8 @@ def in_the_way(path: Path, kind: TargetKind) -> str:
         return "it is no regular file"
     if kind is TargetKind.FOLDER:
         return "it is a file, and the result is a folder"
-    return "" if _holds_plan(path) or not path.stat().st_size else "it is a file that holds no plan"
+    is_ours = _holds_plan(path) or _holds_report(path) or not path.stat().st_size
+    return "" if is_ours else "it is a file that holds no plan and no report"
 
 
 # Places -------------------------------------------------------------------------------------------------------------
@@ -191,6 +195,14 @@ def _holds_plan(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return re.match(rb'\s*\{\s*"schema_version"\s*:', file.read(256)) is not None
+
+
+def _holds_report(path: Path) -> bool:
+    """Whether a file begins as the page of a report does."""
+    if not _is_file(path):
+        return False
+    with path.open("rb") as file:
+        return REPORT_MARK.encode() in file.read(256)
 
 
 def _holds_optimized_model(path: Path) -> bool:

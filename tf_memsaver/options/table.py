@@ -335,6 +335,14 @@ class CurveOfTraceOptions(Hints, Points):
     """What ``Trace.curve`` takes."""
 
 
+class ReportOfTraceOptions(Points, Overwrite):
+    """What ``Trace.report`` takes."""
+
+
+class ReportOptions(OptimizeOptions, Points, Overwrite):
+    """What ``report`` takes."""
+
+
 class CurveOptions(Batches, Hints, Units, Timing, Inputs, Points, Loops):
     """What ``memory_time_curve`` takes."""
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from tf_memsaver.display.parts import BAD, MINOR, NOW, PLANNED, Name, Rows, bar, share_of, verbatim
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.largest import LargestBatch
-from tf_memsaver.report.parts import BAD, MINOR, NOW, PLANNED, Name, Rows, bar, share_of, verbatim
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:

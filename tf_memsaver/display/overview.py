@@ -9,12 +9,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tf_memsaver.display.folding import folded
+from tf_memsaver.display.parts import COST, MINOR, NOW, PLANNED, Name, Rows, bar, bar_of_two, share_of, verbatim
+from tf_memsaver.display.tables import planned_in
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.plan.layers import PlannedLayer
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.report.folding import folded
-from tf_memsaver.report.parts import COST, MINOR, NOW, PLANNED, Name, Rows, bar, bar_of_two, share_of, verbatim
-from tf_memsaver.report.tables import planned_in
 from tf_memsaver.units import format_bytes
 
 MOST_ROWS = 10

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console, RenderableType
 
+from tf_memsaver.display import overview, tables
+from tf_memsaver.display.folding import block_of, folded
+from tf_memsaver.display.parts import BAR_WIDTH, NOW, PLANNED, Name, Rows, bar, bar_of_two
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate, UnitEstimate
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
-from tf_memsaver.report import overview, tables
-from tf_memsaver.report.folding import block_of, folded
-from tf_memsaver.report.parts import BAR_WIDTH, NOW, PLANNED, Name, Rows, bar, bar_of_two
 from tools.shared.nets import chain
 
 MIB = 2**20

@@ -10,14 +10,14 @@ import re
 import pytest
 from rich.console import Console, Group
 
+from tf_memsaver.display import overview, progress, tables
+from tf_memsaver.display.progress import Progress
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.pace import counted
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
-from tf_memsaver.report import overview, progress, tables
-from tf_memsaver.report.progress import Progress
 
 KIB = 1024
 

@@ -1,0 +1,151 @@
+"""A traced step, and all that comes of it without a model: estimates, plans, curves, reports and plots."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from tf_memsaver.api.asked import part_of, request_of
+from tf_memsaver.compat.versions import versions
+from tf_memsaver.display import plots
+from tf_memsaver.display.figures import plotly
+from tf_memsaver.display.page import page
+from tf_memsaver.display.report import Report, call_of, stored
+from tf_memsaver.display.steps import ShownStep
+from tf_memsaver.files.targets import Target, TargetKind, check_target
+from tf_memsaver.files.writing import written
+from tf_memsaver.ir.graph import Graph
+from tf_memsaver.judge.estimate import Estimate
+from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.options.table import (
+    CurveOfTraceOptions,
+    PlanOfTraceOptions,
+    Points,
+    ReportOfTraceOptions,
+    RequestOptions,
+)
+from tf_memsaver.options.verbs import takes
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.planners.solve import Plans
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from typing_extensions import Unpack
+
+
+class TracedStep:
+    """One training step as it was traced; ``graph`` is the step, ``model`` the plain model that it is of."""
+
+    def __init__(self, model: Any, graph: Graph, **how: Any) -> None:
+        """Wrap a captured step and how it was captured; ``trace`` makes it."""
+        self.model, self.graph = model, graph
+        self._how = part_of(how, RequestOptions)
+        self._plans = Plans(graph, versions=versions())
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__} of '{self.graph.name}' ({len(self.graph.units)} units, "
+            f"batch size {self.graph.batch_size})"
+        )
+
+    def estimate(self) -> Estimate:
+        """Return where the bytes of the plain step go."""
+        return Estimate.from_graph(self.graph)
+
+    @takes(PlanOfTraceOptions)
+    def plan(self, **options: Unpack[PlanOfTraceOptions]) -> Plan:
+        """Return the plan of ``strategy`` for the step.
+
+        Raises:
+          MemsaverError: what ``search_plan`` raises for limits and hints.
+        """
+        return self._plans.plan(request_of(options, self.model, **self._how))
+
+    @takes(CurveOfTraceOptions)
+    def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:
+        """Return plans of the step from plain to the least peak, as ``memory_time_curve`` does.
+
+        Raises:
+          HintError: a pattern matches no layer, or the hints contradict each other.
+        """
+        return self._plans.curve(request_of(options, self.model, **self._how), options["points"])
+
+    @takes(ReportOfTraceOptions)
+    def report(self, plan: Plan, output: str | os.PathLike[str], **options: Unpack[ReportOfTraceOptions]) -> None:
+        """Write the page that ``tf_memsaver.report`` writes, for a plan of this step.
+
+        Args:
+          plan: what ``plan`` or ``curve`` returned, or a plan from a file.
+          output: the file to write, such as ``"report.html"``.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model or batch size.
+          MissingExtraError: plotly is not installed.
+          InvalidRequestError, OutputExistsError, OutputError: ``output`` cannot be written.
+        """
+        plotly()
+        target = check_target(output, TargetKind.FILE, overwrite=options["overwrite"])
+        self.report_to(target, plan, points=options["points"])
+
+    def report_to(self, target: Target, plan: Plan, *, points: int, command: str = "") -> None:
+        """Write a report as ``report`` does, to a target that was checked before.
+
+        ``command`` is what was written to get it; if empty, a call in Python that plans alike.
+        """
+        curve = self._curve_like(plan, points)
+        text = page(Report.of(Simulator(self.graph), plan, curve, command or call_of(plan)))
+        with written(target) as fresh:
+            fresh.write_text(text, encoding="utf-8")
+
+    def plot_timeline(self, plan: Plan | None = None, *, ax: Any = None) -> Axes:
+        """Draw the live bytes of the step over its predicted time with matplotlib, and return the axes.
+
+        Args:
+          plan: a plan of this step, which is drawn beside the plain step.
+          ax: matplotlib's axes to draw into; if None, those of a new figure.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model.
+          MissingExtraError: matplotlib is not installed.
+        """
+        simulator, planned = Simulator(self.graph), None
+        if plan is not None:
+            plan.check_matches(self.graph.signatures, [unit.label for unit in self.graph.units])
+            planned = ShownStep.of(simulator, plan.segments)
+        return plots.timeline(self._title, ShownStep.of(simulator, stored(self.graph)), planned, ax)
+
+    @takes(Points)
+    def plot_curve(self, plan: Plan | None = None, *, ax: Any = None, **options: Unpack[Points]) -> Axes:
+        """Draw what memory costs in time with matplotlib, and return the axes.
+
+        Args:
+          plan: a plan of this step, which is marked; the curve keeps its hints.
+          ax: matplotlib's axes to draw into; if None, those of a new figure.
+
+        Raises:
+          MissingExtraError: matplotlib is not installed.
+        """
+        return plots.curve(self._title, self._curve_like(plan, options["points"]), plan, ax)
+
+    def plot_layers(self, *, ax: Any = None) -> Axes:
+        """Draw the bytes that each layer keeps for the backward pass, the 30 largest, and return matplotlib's axes.
+
+        Args:
+          ax: matplotlib's axes to draw into; if None, those of a new figure.
+
+        Raises:
+          MissingExtraError: matplotlib is not installed.
+        """
+        return plots.layers(self.estimate(), ax)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.graph.name}, batch size {self.graph.batch_size}"
+
+    def _curve_like(self, plan: Plan | None, points: int) -> tuple[Plan, ...]:
+        """Return the curve of plans with the hints of one."""
+        request = None if plan is None else plan.request
+        hints = (
+            {} if request is None else {name: getattr(request, name) for name in ("keep", "recompute", "candidates")}
+        )
+        return self.curve(points=points, **hints)

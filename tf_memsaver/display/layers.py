@@ -1,0 +1,165 @@
+"""The layers of a plan as rows, in blocks that can be folded: what is kept, what is recomputed, what must be kept."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tf_memsaver.errors import HintError
+from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.ir.segments import SegmentMode
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.request import Request
+
+MOST_LOOSE_ROWS = 12
+"""Neighbouring layers without a block that are listed one by one; more are folded by segments."""
+
+
+class Fate(enum.Enum):
+    """What a plan does with a layer's activations."""
+
+    KEPT = "kept"
+    RECOMPUTED = "recomputed"
+    PINNED = "pinned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One layer call (or group of operations) under a plan.
+
+    ``segment`` is the number of its segment, from 0. ``why`` says why a pinned layer cannot be recomputed. Bytes are
+    those that its forward pass leaves for the backward pass, without and with the plan; ``forward_seconds`` is the
+    predicted time of its forward pass.
+    """
+
+    label: str
+    kind: str
+    fate: Fate
+    why: str
+    segment: int
+    plain_bytes: int
+    planned_bytes: int
+    forward_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Neighbouring layers that belong together by their names, or by their segment."""
+
+    name: str
+    parts: tuple[LayerRow | Block, ...]
+
+    def rows(self) -> Iterator[LayerRow]:
+        """Yield all layers of the block, in order."""
+        for part in self.parts:
+            if isinstance(part, Block):
+                yield from part.rows()
+            else:
+                yield part
+
+
+def layer_rows(
+    graph: Graph, plan: Plan, plain_bytes: Sequence[int], planned_bytes: Sequence[int]
+) -> tuple[LayerRow, ...]:
+    """Return a row for each unit of the graph, in order; bytes as ``LayerRow`` has them are given for each unit."""
+    reasons, seconds = _reasons(graph, plan), [0.0] * len(graph.units)
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD and op.unit is not None:
+            seconds[op.unit] += op.seconds
+    rows = list[LayerRow]()
+    for number, segment in enumerate(plan.segments):
+        for unit in graph.units[segment.start : segment.stop]:
+            recomputed, why = segment.mode is SegmentMode.RECOMPUTE, reasons[unit.index]
+            rows.append(
+                LayerRow(
+                    label=unit.label,
+                    kind=unit.kind,
+                    fate=Fate.RECOMPUTED if recomputed else Fate.PINNED if why else Fate.KEPT,
+                    why=why,
+                    segment=number,
+                    plain_bytes=plain_bytes[unit.index],
+                    planned_bytes=planned_bytes[unit.index],
+                    forward_seconds=seconds[unit.index],
+                )
+            )
+    return tuple(rows)
+
+
+def blocks(rows: Sequence[LayerRow]) -> tuple[LayerRow | Block, ...]:
+    """Return rows in blocks by the parts of their names, such as ``encoder/block_3/attention`` or ``conv2_block1_bn``.
+
+    Where many layers in a row have no block, they are folded by segments.
+    """
+    found = _blocks(rows, ())
+    loose = itertools.groupby(found, key=lambda part: isinstance(part, LayerRow))
+    return tuple(part for is_loose, run in loose for part in (_by_segment(list(run)) if is_loose else run))
+
+
+def _reasons(graph: Graph, plan: Plan) -> list[str]:
+    """Return, for each unit, why it must be kept; empty where it need not."""
+    fixed = Problem.build(graph, Request()).pinned
+    try:
+        pinned = Problem.build(graph, plan.request).pinned
+    except HintError:
+        # The plan was made for an equal model, whose layers have other names.
+        pinned = fixed
+    joined = "shares a sum with a layer that must be kept, and a cut between the two would change the sum's order"
+    hinted = f"is kept by the hint keep={','.join(plan.request.keep)}, or shares a sum with a layer that is"
+    return [
+        unit.pinned or (joined if is_fixed else hinted if is_pinned else "")
+        for unit, is_fixed, is_pinned in zip(graph.units, fixed, pinned, strict=True)
+    ]
+
+
+_NUMBERED = re.compile(r"((?:[A-Za-z]+_)*?[A-Za-z]+_?\d+[a-z]?)_(?=.*[A-Za-z])")
+"""The part of a layer's name that says its block, as in ``block_1_expand`` or ``conv2_block1_1_bn``."""
+
+
+def _name_parts(label: str) -> tuple[str, ...]:
+    """Return the names of the blocks around a layer, the outermost first."""
+    *around, own = label.split("/")
+    found = ["/".join(around[: depth + 1]) for depth in range(len(around))]
+    prefix = "".join(f"{part}/" for part in around)
+    rest, start = own, 0
+    while match := _NUMBERED.match(rest):
+        found.append(f"{prefix}{own[: start + match.end(1)]}")
+        start += match.end()
+        rest = own[start:]
+    return tuple(found)
+
+
+def _blocks(rows: Sequence[LayerRow], around: tuple[str, ...]) -> tuple[LayerRow | Block, ...]:
+    depth, made = len(around), list[LayerRow | Block]()
+
+    def block_of(row: LayerRow) -> str:
+        parts = _name_parts(row.label)
+        return parts[depth] if len(parts) > depth else ""
+
+    for name, run in itertools.groupby(rows, key=block_of):
+        inside = list(run)
+        if not name or len(inside) == 1:
+            made.extend(inside)
+        else:
+            parts = _blocks(inside, (*around, name))
+            # A block that holds but one block is that block.
+            only = parts[0] if len(parts) == 1 else None
+            made.append(only if isinstance(only, Block) else Block(name=name, parts=parts))
+    return tuple(made)
+
+
+def _by_segment(loose: Sequence[LayerRow | Block]) -> Iterator[LayerRow | Block]:
+    """Yield layers one by one, or in blocks of one segment each where they are many."""
+    if len(loose) <= MOST_LOOSE_ROWS:
+        yield from loose
+        return
+    rows = [part for part in loose if isinstance(part, LayerRow)]
+    for _, run in itertools.groupby(rows, key=lambda row: row.segment):
+        inside = list(run)
+        if len(inside) == 1:
+            yield inside[0]
+        else:
+            yield Block(name=f"{inside[0].label} … {inside[-1].label}", parts=tuple(inside))

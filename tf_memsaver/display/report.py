@@ -1,0 +1,90 @@
+"""All that a report shows, as plain data: worked out of a traced step and a plan, drawn elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tf_memsaver.display.layers import Fate, LayerRow, layer_rows
+from tf_memsaver.display.steps import ShownStep
+from tf_memsaver.errors import PlanMismatchError
+from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One training step of the model ``name``, plain and under ``plan``; everything is predicted.
+
+    ``curve`` are plans from plain to the least peak, ``command`` what was written to get the plan.
+    """
+
+    name: str
+    plan: Plan
+    plain: ShownStep
+    planned: ShownStep
+    curve: tuple[Plan, ...]
+    layers: tuple[LayerRow, ...]
+    device: str
+    command: str
+
+    @classmethod
+    def of(cls, simulator: Simulator, plan: Plan, curve: Sequence[Plan], command: str) -> Report:
+        """Return the report of a plan that was made for the simulator's graph.
+
+        Raises:
+          PlanMismatchError: the plan was made for another model or batch size.
+        """
+        graph = simulator.graph
+        if plan.batch_size != graph.batch_size:
+            raise PlanMismatchError(f"its batch size is {graph.batch_size}, the plan's is {plan.batch_size}")
+        plan.check_matches(graph.signatures, [unit.label for unit in graph.units])
+        plain, planned = ShownStep.of(simulator, stored(graph)), ShownStep.of(simulator, plan.segments)
+        return cls(
+            name=graph.name,
+            plan=plan,
+            plain=plain,
+            planned=planned,
+            curve=tuple(curve),
+            layers=layer_rows(graph, plan, plain.kept_bytes, planned.kept_bytes),
+            device=graph.device,
+            command=command,
+        )
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the plan takes off the peak; not above 0 where it saves nothing."""
+        return self.plan.plain_peak_bytes - self.plan.peak_bytes
+
+    def rows_of(self, fate: Fate) -> tuple[LayerRow, ...]:
+        """Return the layers of a fate, in order."""
+        return tuple(row for row in self.layers if row.fate is fate)
+
+    def reasons(self) -> dict[str, tuple[LayerRow, ...]]:
+        """Return the pinned layers by the reason why they are."""
+        found: dict[str, tuple[LayerRow, ...]] = {}
+        for row in self.rows_of(Fate.PINNED):
+            found[row.why] = (*found.get(row.why, ()), row)
+        return found
+
+
+def stored(graph: Graph) -> tuple[Segment, ...]:
+    """Return the segments of the plain step."""
+    return (Segment(start=0, stop=len(graph.units), mode=SegmentMode.STORE),)
+
+
+def call_of(plan: Plan) -> str:
+    """Return a call of the library in Python that plans as this plan was planned."""
+    request, plain = plan.request, Request()
+    given: dict[str, object] = {"batch_size": plan.batch_size}
+    if request.budget_share is not None:
+        given["budget"] = f"{100 * request.budget_share:g}%"
+    elif request.budget_bytes is not None:
+        given["budget"] = request.budget_bytes
+    for name in ("max_overhead", "strategy", "keep", "recompute", "candidates", "granularity", "profile", "order"):
+        if getattr(request, name) != getattr(plain, name):
+            given[name] = getattr(request, name)
+    return f"tf_memsaver.search_plan(model, {', '.join(f'{name}={value!r}' for name, value in given.items())})"

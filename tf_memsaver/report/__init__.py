@@ -1,4 +1,0 @@
-"""What a person is told and shown: notices, progress, tables.
-
-Not here: what the command does (``command``).
-"""
