@@ -9,9 +9,11 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.api.asked import part_of, request_of, tell_of
+from tf_memsaver.api.compiled import CompiledSteps, is_for_xla, plan_for_xla
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
 from tf_memsaver.capture import model_step
 from tf_memsaver.check.measure import measure
@@ -23,6 +25,7 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options.table import (
     ApplyOptions,
+    Batches,
     CalibratedOptions,
     CaptureOptions,
     CurveOfTraceOptions,
@@ -85,6 +88,7 @@ class Trace:
         """Wrap a captured step and how it was captured; ``trace`` makes it."""
         self.model, self.graph = model, graph
         self._how = part_of(how, RequestOptions)
+        self._given = part_of(how, Batches)
         self._plans = Plans(graph, versions=versions())
 
     def __repr__(self) -> str:
@@ -101,7 +105,17 @@ class Trace:
         Raises:
           MemsaverError: what ``search_plan`` raises for limits and hints.
         """
-        return self._plans.plan(request_of(options, self.model, **self._how))
+        request = request_of(options, self.model, **self._how)
+        if is_for_xla(self.model, request):
+            return plan_for_xla(self._plans, request, self._compiled_steps)
+        return self._plans.plan(request)
+
+    @functools.cached_property
+    def _compiled_steps(self) -> CompiledSteps:
+        told = told_of(self.model, {**self._given, "step": None})
+        if told.data is not None and not told.has_batches:
+            return CompiledSteps(self.model, told.data.specs.mapped(told.of_this_size))
+        return CompiledSteps(self.model, told.batches(self.model, 1)[0].mapped(tf.TensorSpec.from_tensor))
 
     @takes(CurveOfTraceOptions)
     def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:
