@@ -74,6 +74,24 @@ def test_what_is_not_compiled_is_planned_for_the_graph() -> None:
         tf_memsaver.search_plan(bare, batch_size=4, executor="xla")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_plan_of_the_simulator_that_xla_compiles_is_a_warning(compiled: bool, caplog: Any) -> None:
+    model = chain(jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=DATA, strategy="recompute_all")
+
+    @tf.function(jit_compile=compiled)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(optimized(x, training=True))
+        return tape.gradient(loss, [v.value for v in optimized.trainable_variables])
+
+    with caplog.at_level("WARNING", logger="absl"):
+        for size in (4, 6):
+            step(tf.zeros((size, WIDTH)))
+    said = [each for each in caplog.records if "XLA compiles this step" in each.getMessage()]
+    assert len(said) == int(compiled)
+
+
 class OwnStep(keras.Model):
     """Two networks, one optimizer, a train_step of its own."""
 
