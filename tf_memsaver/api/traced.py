@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_memsaver.api.asked import part_of, request_of
+from tf_memsaver.api.compiled import CompiledSteps, is_for_xla, plan_for_xla
 from tf_memsaver.compat.versions import versions
 from tf_memsaver.display import plots
 from tf_memsaver.display.figures import plotly
@@ -18,6 +22,7 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.options.table import (
+    Batches,
     CurveOfTraceOptions,
     PlanOfTraceOptions,
     Points,
@@ -27,6 +32,7 @@ from tf_memsaver.options.table import (
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.solve import Plans
+from tf_memsaver.program.told import told_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +45,7 @@ class TracedStep:
     def __init__(self, model: Any, graph: Graph, **how: Any) -> None:
         """Wrap a captured step and how it was captured; ``trace`` makes it."""
         self.model, self.graph = model, graph
-        self._how = part_of(how, RequestOptions)
+        self._how, self._given = part_of(how, RequestOptions), part_of(how, Batches)
         self._plans = Plans(graph, versions=versions())
 
     def __repr__(self) -> str:
@@ -59,7 +65,17 @@ class TracedStep:
         Raises:
           MemsaverError: what ``search_plan`` raises for limits and hints.
         """
-        return self._plans.plan(request_of(options, self.model, **self._how))
+        request = request_of(options, self.model, **self._how)
+        if is_for_xla(self.model, request):
+            return plan_for_xla(self._plans, request, self._compiled_steps)
+        return self._plans.plan(request)
+
+    @functools.cached_property
+    def _compiled_steps(self) -> CompiledSteps:
+        told = told_of(self.model, {**self._given, "step": None})
+        if told.data is not None and not told.has_batches:
+            return CompiledSteps(self.model, told.data.specs.mapped(told.of_this_size))
+        return CompiledSteps(self.model, told.batches(self.model, 1)[0].mapped(tf.TensorSpec.from_tensor))
 
     @takes(CurveOfTraceOptions)
     def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:

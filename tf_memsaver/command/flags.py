@@ -111,7 +111,10 @@ COMMANDS = {
         Command(
             name="report",
             summary="Write one page of HTML: memory over time, what is kept and recomputed, and where the peak falls.",
-            example="resnet50 --batch_size=32 --budget=1GiB --output=report.html",
+            examples=(
+                ("resnet50 --batch_size=32 --output=report.html", "the default plan"),
+                ("my_models:build --data=my_models:data --budget=1GiB --output=report.html", "within a budget"),
+            ),
             flags=flags_of(ModelFlags, ReportOptions, PlanFlags, OutputFlags),
         ),
         Command(

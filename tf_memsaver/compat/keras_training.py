@@ -35,6 +35,16 @@ def own_optimizer(model: Any) -> Any | None:
     return model.optimizer if getattr(model, "compiled", False) else None
 
 
+def is_compiled_by_xla(model: Any) -> bool:
+    """Whether ``fit`` compiles a model's steps with XLA on this device.
+
+    ``"auto"``, the default, has become yes or no when the model was compiled (``trainers/trainer.py: compile``,
+    ``model_supports_jit``): no on CPUs, under a strategy, where operations are to be deterministic, and where a layer
+    says so. Steps that run eagerly are not compiled.
+    """
+    return bool(getattr(model, "compiled", False) and model.jit_compile and not model.run_eagerly)
+
+
 def build_unallocated(optimizer: Any) -> None:
     """Let an optimizer build its slots on variables without memory, until its attributes are put back."""
     build = optimizer.build

@@ -46,6 +46,9 @@ Granularity = Literal["auto", "layer", "op"]
 Mode = Literal["eager", "graph", "xla"]
 """How TensorFlow runs a step."""
 
+Executor = Literal["auto", "graph", "xla"]
+"""What runs a training step: TensorFlow's own executor of graphs, or what XLA compiles."""
+
 MeasureMode = Literal["fit", "eager", "graph", "xla"]
 """How steps are run to be measured."""
 
@@ -203,8 +206,8 @@ class Timing(TypedDict, total=False):
     ]
 
 
-class Running(TypedDict, total=False):
-    """How a plan is run."""
+class Order(TypedDict, total=False):
+    """In which order a step runs."""
 
     order: Annotated[
         bool,
@@ -214,6 +217,23 @@ class Running(TypedDict, total=False):
             more="``False`` leaves the order to TensorFlow's threads. Results are the same. Eager steps and XLA have "
             "an order of their own.",
             default=True,
+        ),
+    ]
+
+
+class Running(Order, total=False):
+    """How a plan is run."""
+
+    executor: Annotated[
+        Executor,
+        Option(
+            check=choice(*get_args(Executor)),
+            help="what runs the steps, and so what judges plans: graph is TensorFlow's own executor, which is "
+            "simulated; xla is XLA, whose compiler is asked; auto is what fit will do with the model on this device",
+            more="For XLA up to five plans are compiled, none is run; each takes as long as the first step of "
+            "``fit``. A model that is not compiled is planned for ``graph``.",
+            default="auto",
+            value="auto|graph|xla",
         ),
     ]
 
@@ -315,7 +335,7 @@ class LargestBatchOptions(OptimizeOptions, total=False):
     ]
 
 
-class FunctionOptions(BatchSize, Limits, Hints, Timing, Running):
+class FunctionOptions(BatchSize, Limits, Hints, Timing, Order):
     """What ``optimize_function`` takes."""
 
 

@@ -266,9 +266,10 @@ class Plan(Summarized):
     def __str__(self) -> str:
         segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
         by_layers = self.request.granularity == "layer" or (self.request.granularity == "auto" and not self.opened)
+        judged = "peak as XLA compiles the step" if self.request.executor == "xla" else "predicted peak"
         layers = "layers" if by_layers else "layers and groups of operations" if self.opened else "groups of operations"
         return (
-            f"predicted peak {format_bytes(self.peak_bytes)} instead of {format_bytes(self.plain_peak_bytes)}, step "
+            f"{judged} {format_bytes(self.peak_bytes)} instead of {format_bytes(self.plain_peak_bytes)}, step "
             f"{self.step_overhead:+.1%}; {len(self.recomputed_units)} of {len(self.labels)} {layers} are recomputed, "
             f"in {segments} segments (planner {self.planner}, batch size {self.batch_size}){self._chosen()}"
         )

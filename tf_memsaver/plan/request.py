@@ -10,7 +10,7 @@ from typing import Any
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import OPTIONS, checked, whole
 from tf_memsaver.options.checks import share
-from tf_memsaver.options.table import Granularity, RequestOptions, options_of
+from tf_memsaver.options.table import Executor, Granularity, RequestOptions, options_of
 from tf_memsaver.plan.fields import Fields, malformed
 from tf_memsaver.units import AUTO, Share, shown
 
@@ -28,7 +28,8 @@ class Request:
     ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``), a few operations (``"op"``), or
     either, as it pays for each layer (``"auto"``).
     ``profile`` says that times were to be measured on the device at hand, operation by operation.
-    ``order`` says that the step is to run in the planned order.
+    ``order`` says that the step is to run in the planned order. ``executor`` is what runs it, and so what judged the
+    peaks of a plan: the simulator (``"graph"``) or XLA's compiler (``"xla"``).
     """
 
     budget_bytes: int | None = OPTIONS["budget"].default
@@ -41,6 +42,7 @@ class Request:
     granularity: Granularity = OPTIONS["granularity"].default
     profile: bool = OPTIONS["profile"].default
     order: bool = OPTIONS["order"].default
+    executor: Executor = OPTIONS["executor"].default
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Request:
@@ -89,5 +91,5 @@ class Request:
             raise malformed(fields.place, f"has a field {shown(unknown[0])} that this version does not know")
         checks = {name: _OWN_CHECKS.get(name) or OPTIONS[name].check for name in fields.names()}
         found = {name: fields.get(name, check) for name, check in checks.items() if name in fields}
-        # Plans of before there was a choice are by layers.
-        return cls(**{"granularity": "layer", **found})
+        # Plans of before there was a choice are by layers, and judged by the simulator.
+        return cls(**{"granularity": "layer", "executor": "graph", **found})

@@ -82,7 +82,7 @@ class Plans:
     def plan(self, request: Request) -> Plan:
         """Return what ``solve`` returns, and raise what it raises."""
         begin = time.perf_counter()
-        request = request.checked()
+        request = replace(request.checked(), executor="graph")
         planner = planner_named(request.strategy)
         problem = self._problem(request)
         request = request.for_peak(problem.plain_reported_peak)

@@ -46,6 +46,11 @@ class Told(NamedTuple):
             return [synthetic_batch(model, self.batch_size, seed=number) for number in range(count)]
         return [batch.mapped(self._cut) for batch in self.data.first(count)]
 
+    def of_this_size(self, spec: tf.TensorSpec) -> tf.TensorSpec:
+        """Return the spec of a batch's part with this batch size, where it leaves that open."""
+        first = spec.shape[:1]
+        return tf.TensorSpec([self.batch_size, *spec.shape[1:]], spec.dtype) if first == [None] else spec
+
     def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
         assert self.data is not None
         size = self.data.batch_size

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tf_memsaver.compat import keras_variables
+from tf_memsaver.compat.graphs import is_compiled_by_xla
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.plan import Plan
@@ -28,13 +30,19 @@ from tf_memsaver.runtime.replayable import Shared
 class SegmentedForward:
     """The forward pass of a model in segments: flat inputs in, flat outputs out."""
 
-    def __init__(self, sequence: CallSequence, segments: Sequence[Segment], ordered: int | None = None) -> None:
-        """Prepare the segments; ``ordered`` as in ``Shared``.
+    def __init__(
+        self,
+        sequence: CallSequence,
+        segments: Sequence[Segment],
+        ordered: int | None = None,
+        begins: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare the segments; ``ordered`` as in ``Shared``. ``begins`` is called whenever they begin to run.
 
         Raises:
           PlanMismatchError: a recompute segment holds a layer call that makes an output of the model.
         """
-        self._sequence, self._ordered = sequence, ordered
+        self._sequence, self._ordered, self._begins = sequence, ordered, begins
         self._run = _one_by_one([_runner(block) for block in blocks_of(sequence, segments)])
 
     def __call__(self, inputs: Sequence[Any], training: bool | None, shared: Shared | None = None) -> list[Any]:
@@ -42,6 +50,7 @@ class SegmentedForward:
 
         Names are those of the scope that it is called in.
         """
+        self._begins()
         slots: list[Any] = [None] * self._sequence.slot_count
         hold_in_order(self._ordered)
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
@@ -56,9 +65,25 @@ def in_segments(plan: Plan) -> Segmenter:
     """Return what programs are handed to be run by a plan."""
     ordered = ordered_by(plan)
     return Segmenter(
-        prepare=functools.partial(SegmentedForward, ordered=ordered),
+        prepare=functools.partial(SegmentedForward, ordered=ordered, begins=_Judged(plan)),
         begin=functools.partial(Shared, ordered=ordered),
     )
+
+
+class _Judged:
+    """Warns once where XLA compiles a step whose plan was judged by the simulator."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._is_silent = plan.request.executor == "xla" or not plan.recomputed_units
+
+    def __call__(self) -> None:
+        if not self._is_silent and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
+            self._is_silent = True
+            logging.warning(
+                "tf_memsaver: XLA compiles this step, and its plan was made for TensorFlow's own executor: it trains, "
+                "but its predictions do not hold. Plan the model after model.compile(..., jit_compile=True), or with "
+                "executor='xla'."
+            )
 
 
 def ordered_by(plan: Plan) -> int | None:

@@ -14,7 +14,7 @@ import contextlib
 import importlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from absl import app, flags
 
 from tf_memsaver.units import format_bytes
 from tools.examples.comparing import examples
+from tools.shared.models.trained import MODELS
 from tools.shared.processes import busy_machine, in_own_process
 from tools.shared.results import RESULTS, machine_line, write_rows, write_text
 
@@ -44,74 +45,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 TARGETS = {"optimized": (0.03, 0.08), PLAIN: (0.05, 0.12)}
 """What a prediction may be off at the median, and at worst."""
 
-
-# Models ---------------------------------------------------------------------------------------------------------------
-
-
-def _application(name: str, size: int) -> Callable[[], Any]:
-    def build() -> Any:
-        from tools.shared.models.real import application
-
-        return application(name, size, classes=10)
-
-    return build
-
-
-def _real(name: str, **options: Any) -> Callable[[], Any]:
-    return lambda: getattr(importlib.import_module("tools.shared.models.real"), name)(**options)
-
-
-def _encoder() -> Any:
-    import keras
-    from keras import layers
-
-    inputs = keras.Input((64, 96))
-    x = inputs
-    for _ in range(4):
-        y = layers.LayerNormalization()(x)
-        x = layers.Add()([x, layers.MultiHeadAttention(4, 24, dropout=0.1)(y, y)])
-        y = layers.Dense(384, activation="gelu")(layers.LayerNormalization()(x))
-        x = layers.Add()([x, layers.Dropout(0.1)(layers.Dense(96)(y))])
-    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)), name="encoder")
-
-
-def _recurrent(kind: str) -> Callable[[], Any]:
-    def build() -> Any:
-        import keras
-        from keras import layers
-
-        inputs = keras.Input((48, 64))
-        x = layers.Dense(128, "tanh")(inputs)
-        for _ in range(3):
-            x = layers.Bidirectional(getattr(layers, kind)(96, return_sequences=True))(x)
-            x = layers.LayerNormalization()(layers.Dense(192, "relu")(x))
-        return keras.Model(inputs, layers.Dense(10)(layers.GlobalMaxPooling1D()(x)), name=kind.lower())
-
-    return build
-
-
-MODELS: dict[str, tuple[Callable[[], Any], tuple[int, int]]] = {
-    "MobileNetV2": (_application("MobileNetV2", 96), (16, 32)),
-    "MobileNetV3Small": (_application("MobileNetV3Small", 96), (32, 64)),
-    "EfficientNetB0": (_application("EfficientNetB0", 64), (16, 32)),
-    "EfficientNetV2B0": (_application("EfficientNetV2B0", 64), (16, 32)),
-    "ResNet50": (_application("ResNet50", 64), (16, 32)),
-    "ResNet50V2": (_application("ResNet50V2", 64), (16, 32)),
-    "DenseNet121": (_application("DenseNet121", 64), (16, 32)),
-    "InceptionV3": (_application("InceptionV3", 96), (16, 32)),
-    "Xception": (_application("Xception", 96), (8, 16)),
-    "VGG16": (_application("VGG16", 64), (16, 32)),
-    "NASNetMobile": (_application("NASNetMobile", 64), (16, 32)),
-    "ConvNeXtTiny": (_application("ConvNeXtTiny", 64), (8, 16)),
-    "bert": (_real("bert", layers=4, width=128, heads=4, length=64, vocabulary=100), (16, 32)),
-    "gpt2": (_real("gpt2", layers=4, width=128, heads=4, length=64, vocabulary=100), (16, 32)),
-    "vit": (_real("vit", layers=3, width=192, heads=3), (4, 8)),
-    "encoder": (_encoder, (32, 64)),
-    "unet": (_real("unet", levels=3, filters=16, pixels=96), (8, 16)),
-    "lstm": (_recurrent("LSTM"), (32, 64)),
-    "gru": (_recurrent("GRU"), (32, 64)),
-}
-"""How to build a model, and two batch sizes."""
 
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"learning_rate": 0.01}),

@@ -1,0 +1,66 @@
+"""Plans for steps that XLA compiles: which of a curve is taken, by made-up compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tf_memsaver.errors import InfeasibleBudgetError
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
+from tf_memsaver.planners.compiled import MOST_COMPILED, least_of, quickest_within
+from tf_memsaver.planners.solve import curve
+from tools.shared.nets import chain
+
+PLANS = [plan for plan in curve(chain([64] * 40), Request(), 12) if plan.recomputed]
+
+
+class Compiler:
+    """Says of each plan what a list says, and notes how often it was asked."""
+
+    def __init__(self, peaks: Sequence[int]) -> None:
+        self.peaks, self.asked = peaks, 0
+
+    def __call__(self, plan: Plan) -> int:
+        self.asked += 1
+        return self.peaks[PLANS.index(plan)]
+
+
+FALLING = Compiler([100 - 5 * place for place in range(len(PLANS))]).peaks
+
+
+def test_the_plans_are_in_order() -> None:
+    overheads = [plan.step_overhead for plan in PLANS]
+    assert len(PLANS) >= 8 and overheads == sorted(overheads)
+
+
+@pytest.mark.parametrize("budget", range(min(FALLING), 101))
+def test_the_quickest_within_a_budget(budget: int) -> None:
+    compiler = Compiler(FALLING)
+    plan, peak = quickest_within(PLANS, budget, compiler)
+    assert peak == FALLING[PLANS.index(plan)] <= budget
+    assert compiler.asked <= MOST_COMPILED
+    # Halving finds the very one, but for what is left when no more are compiled.
+    best = next(place for place, each in enumerate(FALLING) if each <= budget)
+    assert PLANS.index(plan) - best <= len(PLANS) // 2 ** (MOST_COMPILED - 1)
+
+
+def test_the_slowest_is_not_always_the_least() -> None:
+    peaks = [*FALLING[:-1], FALLING[0]]
+    plan, peak = quickest_within(PLANS, FALLING[len(PLANS) // 2], Compiler(peaks))
+    assert peak == FALLING[PLANS.index(plan)] <= FALLING[len(PLANS) // 2]
+
+
+def test_the_least_that_was_compiled_is_named() -> None:
+    with pytest.raises(InfeasibleBudgetError) as error:
+        quickest_within(PLANS, 1, Compiler(FALLING))
+    assert error.value.least_bytes == min(FALLING)
+
+
+def test_of_plans_that_are_as_good_the_quickest_is_taken() -> None:
+    level = Compiler([1000, *[510] * (len(PLANS) - 2), 500])
+    plan, peak = least_of(PLANS, level)
+    assert peak == 510 and plan != PLANS[-1] and level.asked <= MOST_COMPILED
+    assert least_of(PLANS, Compiler(FALLING)) == (PLANS[-1], FALLING[-1])
+    assert least_of(PLANS[:1], Compiler(FALLING)) == (PLANS[0], 100)

@@ -1,0 +1,117 @@
+"""Plans for steps that XLA compiles, judged by its compiler: what is planned is what a compiled step takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tf_memsaver.check.compiled import compiled_step_memory
+from tf_memsaver.program.data import Batch
+
+SIZE, WIDTH = 1024, 256
+DATA = (tf.TensorSpec((SIZE, WIDTH)), tf.TensorSpec((SIZE, 3)))
+
+
+def chain(**compiling: Any) -> Any:
+    x = inputs = keras.Input((WIDTH,))
+    for _ in range(12):
+        x = layers.Dense(WIDTH, "tanh")(x)
+    model = keras.Model(inputs, layers.Dense(3)(x), name="chain")
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", **compiling)
+    return model
+
+
+@pytest.fixture(scope="module")
+def traced() -> Any:
+    """Compiled once for each plan, for all tests."""
+    return tf_memsaver.trace(chain(jit_compile=True), data=DATA)
+
+
+def test_a_model_that_fit_compiles_is_planned_by_the_compiler(traced: Any) -> None:
+    plan = traced.plan()
+    assert plan.request.executor == "xla" and "peak as XLA compiles the step" in str(plan)
+    assert not traced.model.optimizer.built, "what was built for the compiler is dropped again"
+    optimized = traced.apply(plan)
+    assert plan.peak_bytes == compiled_step_memory(optimized, Batch(*DATA)).peak_bytes
+    assert plan.plain_peak_bytes == compiled_step_memory(traced.model, Batch(*DATA)).peak_bytes
+    resident = 2 * sum(4 * np.prod(v.shape) for v in traced.model.trainable_variables)
+    assert plan.peak_bytes - resident < 0.7 * (plan.plain_peak_bytes - resident)
+    assert tf_memsaver.Plan.from_json(plan.to_json()) == plan
+
+
+def test_budgets_are_kept_by_the_compiler(traced: Any) -> None:
+    plain, least = traced.plan().plain_peak_bytes, traced.plan().peak_bytes
+    between = (plain + least) // 2
+    plan = traced.plan(budget=between)
+    assert plan.recomputed and plan.peak_bytes <= between
+    assert compiled_step_memory(traced.apply(plan), Batch(*DATA)).peak_bytes == plan.peak_bytes
+    kept = traced.plan(budget=plain)
+    assert not kept.recomputed and "the plain step" in kept.advice and "as it is" in kept.advice
+    with pytest.raises(tf_memsaver.InfeasibleBudgetError) as error:
+        traced.plan(budget=plain // 20)
+    assert traced.plan(budget=error.value.least_bytes).peak_bytes <= error.value.least_bytes
+
+
+def test_a_share_is_one_of_the_compiled_plain_step(traced: Any) -> None:
+    plan = traced.plan(budget="90%")
+    assert plan.request.budget_bytes == int(0.9 * plan.plain_peak_bytes) >= plan.peak_bytes
+
+
+def test_what_is_not_compiled_is_planned_for_the_graph() -> None:
+    for model in (chain(jit_compile=False), chain(jit_compile=True)):
+        executor = tf_memsaver.search_plan(model, data=DATA, strategy="plain").request.executor
+        assert executor == ("xla" if model.jit_compile else "graph")
+    plan = tf_memsaver.search_plan(chain(jit_compile=True), data=DATA, executor="graph")
+    assert plan.request.executor == "graph" and "predicted peak" in str(plan)
+    bare = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    with pytest.raises(tf_memsaver.InvalidRequestError, match="compile the model first"):
+        tf_memsaver.search_plan(bare, batch_size=4, executor="xla")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_plan_of_the_simulator_that_xla_compiles_is_a_warning(compiled: bool, caplog: Any) -> None:
+    model = chain(jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=DATA, strategy="recompute_all")
+
+    @tf.function(jit_compile=compiled)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(optimized(x, training=True))
+        return tape.gradient(loss, [v.value for v in optimized.trainable_variables])
+
+    with caplog.at_level("WARNING", logger="absl"):
+        for size in (4, 6):
+            step(tf.zeros((size, WIDTH)))
+    said = [each for each in caplog.records if "XLA compiles this step" in each.getMessage()]
+    assert len(said) == int(compiled)
+
+
+class OwnStep(keras.Model):
+    """Two networks, one optimizer, a train_step of its own."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.encoder = keras.Sequential([layers.Dense(WIDTH, "tanh") for _ in range(6)])
+        self.decoder = keras.Sequential([layers.Dense(WIDTH, "tanh") for _ in range(6)])
+
+    def train_step(self, data: Any) -> Any:
+        x, _ = data
+        with tf.GradientTape() as tape:
+            made = self.decoder(self.encoder(x, training=True), training=True)
+            loss = tf.reduce_mean((made - x) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_step_of_ones_own() -> None:
+    model = OwnStep()
+    model.compile(keras.optimizers.Adam(), jit_compile=True)
+    optimized = tf_memsaver.optimize(model, data=DATA)
+    plan = optimized.memsaver_plan
+    assert plan.request.executor == "xla" and plan.recomputed and plan.peak_bytes < plan.plain_peak_bytes

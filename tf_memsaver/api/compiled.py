@@ -1,0 +1,116 @@
+"""Plans for steps that XLA compiles, as ``fit`` does on a GPU: each candidate's step is compiled, none is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from absl import logging
+
+from tf_memsaver.check.compiled import compiled_step_memory
+from tf_memsaver.compat.keras_training import is_compiled_by_xla
+from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
+from tf_memsaver.ir.segments import Segment
+from tf_memsaver.options.table import DEFAULT_MAX_OVERHEAD
+from tf_memsaver.plan.advice import WORTH_WHILE
+from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.request import Request
+from tf_memsaver.planners.compiled import MOST_COMPILED, least_of, quickest_within
+from tf_memsaver.planners.solve import Plans
+from tf_memsaver.program.data import Batch
+from tf_memsaver.rewrite.optimized_model import make_optimized
+from tf_memsaver.units import format_bytes
+
+POINTS = 12
+"""Plans on the curve that those to be compiled are taken from."""
+
+
+def is_for_xla(model: Any, request: Request) -> bool:
+    """Whether XLA's compiler is to judge the plans of a request.
+
+    Raises:
+      InvalidRequestError: it is to, and there is no step of ``fit`` to compile.
+    """
+    if request.executor != "xla":
+        return request.executor == "auto" and is_compiled_by_xla(model)
+    if not getattr(model, "compiled", False):
+        raise InvalidRequestError("executor='xla' compiles the step of fit: compile the model first (model.compile).")
+    return True
+
+
+class CompiledSteps:
+    """The memory of a model's steps by XLA's compiler; a step is compiled once for each plan."""
+
+    def __init__(self, model: Any, specs: Batch) -> None:
+        """Take the plain model, and the specs of a batch that it is trained on."""
+        self._model, self._specs = model, specs
+        self._peaks: dict[tuple[Segment, ...], int] = {}
+
+    def __call__(self, plan: Plan) -> int:
+        """Return the peak bytes of a step by a plan."""
+        if plan.segments not in self._peaks:
+            what = f"{len(plan.recomputed_units)} of {len(plan.labels)} layers recomputed"
+            logging.info("tf_memsaver: XLA compiles a step of '%s', %s", self._model.name, what)
+            model = make_optimized(self._model, plan) if plan.recomputed_units else self._model
+            self._peaks[plan.segments] = compiled_step_memory(model, self._specs).peak_bytes
+        return self._peaks[plan.segments]
+
+
+def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Plan:
+    """Return the plan that XLA's compiler finds best among those that are proposed for a request.
+
+    Raises:
+      InfeasibleBudgetError: none of those that were compiled is within the budget; it names the least.
+      InfeasibleOverheadError, HintError: as ``Plans.plan``.
+    """
+    free = replace(request, budget_bytes=None, budget_share=None)
+    plain = plans.plan(Request(strategy="plain", granularity=request.granularity))
+    plain_bytes = compiled(plain)
+    request = replace(request.for_peak(plain_bytes), executor="xla")
+    plan, peak = _chosen(plans, free, request.budget_bytes, plain, compiled)
+    found = replace(
+        plan,
+        request=request,
+        strategy=request.strategy,
+        peak_bytes=peak,
+        plain_peak_bytes=plain_bytes,
+        bound_seconds=None,
+        gap=None,
+    )
+    return replace(found, advice=_advice(found))
+
+
+def _chosen(plans: Plans, free: Request, budget: int | None, plain: Plan, compiled: CompiledSteps) -> tuple[Plan, int]:
+    if budget is not None and compiled(plain) <= budget:
+        return plain, compiled(plain)
+    if free.strategy != "auto":
+        plan = plans.plan(free)
+        if budget is not None and compiled(plan) > budget:
+            raise InfeasibleBudgetError(budget, compiled(plan))
+        return plan, compiled(plan)
+    most = DEFAULT_MAX_OVERHEAD if free.max_overhead is None and budget is None else free.max_overhead
+    curve = plans.curve(free.without_limits(), POINTS)
+    candidates = [p for p in curve if p.recomputed_units and (most is None or p.step_overhead <= most)]
+    if budget is not None:
+        return quickest_within(candidates or [plain], budget, compiled)
+    best = least_of(candidates, compiled) if candidates else (plain, compiled(plain))
+    return best if best[1] <= (1 - WORTH_WHILE) * compiled(plain) else (plain, compiled(plain))
+
+
+def _advice(plan: Plan) -> str:
+    """Return why a plan saves little, and what to try, or nothing."""
+    if plan.peak_bytes <= (1 - WORTH_WHILE) * plan.plain_peak_bytes:
+        return ""
+    budget = plan.request.budget_bytes
+    if budget is not None and plan.plain_peak_bytes <= budget:
+        return (
+            f"the plan recomputes nothing: as XLA compiles it, the plain step ({format_bytes(plan.plain_peak_bytes)}) "
+            f"is within the budget of {format_bytes(budget)} as it is"
+        )
+    return (
+        f"the plan saves no memory worth its time: as XLA compiles them, the plain step takes "
+        f"{format_bytes(plan.plain_peak_bytes)}, and none of up to {MOST_COMPILED} plans much less. Try a larger "
+        f"max_overhead or, if bits matter more than speed, jit_compile=False. On CPUs, XLA orders for speed by "
+        f"itself: XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false in the environment orders for "
+        f"memory, as on GPUs."
+    )

@@ -1,0 +1,29 @@
+"""What a training step takes when XLA compiles it, as Keras's ``fit`` does on a GPU: asked of the compiler, not run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_memsaver.compat.released import gradients_end_with_graphs
+from tf_memsaver.compat.xla import CompiledMemory, compiled_memory
+from tf_memsaver.program.data import Batch
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
+
+
+def compiled_step_memory(model: Any, specs: Batch) -> CompiledMemory:
+    """Return what the compiler assigns to a step of ``fit`` on a batch of these specs; nothing is run.
+
+    What a first step builds, as the optimizer's slots, is built for it and dropped again.
+    """
+    structure = specs.mapped(lambda _: 0)
+
+    def step(*leaves: Any) -> Any:
+        return model.train_step(keras.utils.pack_x_y_sample_weight(*structure.filled(leaves)))
+
+    with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
+        # What is built is built in a trace that nothing is asked of.
+        tf.function(step).get_concrete_function(*specs.leaves)
+        return compiled_memory(tf.function(step, jit_compile=True), specs.leaves)

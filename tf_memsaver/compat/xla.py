@@ -1,0 +1,44 @@
+"""What XLA's compiler tells of a program before it runs: its buffer assignment.
+
+Read from TensorFlow 2.20 and 2.21: ``tensorflow/python/eager/polymorphic_function/compiler_ir.py`` and
+``tensorflow/compiler/jit/get_compiler_ir.cc`` (the stage ``optimized_hlo_proto_serialized`` is the executable's
+``HloProto``), ``third_party/xla/xla/service/hlo.proto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tensorflow.compiler.xla.service import hlo_pb2
+
+
+class CompiledMemory(NamedTuple):
+    """The device memory of a compiled program, in bytes: what it is given, what it makes, what it needs meanwhile.
+
+    What is made in the place of an argument, as an updated weight is, counts as an argument alone.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """All of it, which is what is live while the program runs."""
+        return self.argument_bytes + self.output_bytes + self.temporary_bytes
+
+
+def compiled_memory(function: Any, specs: Sequence[Any]) -> CompiledMemory:
+    """Return the memory of a ``tf.function(jit_compile=True)`` for arguments of full shapes, by compiling it."""
+    proto = hlo_pb2.HloProto()
+    proto.ParseFromString(function.experimental_get_compiler_ir(*specs)(stage="optimized_hlo_proto_serialized"))
+    arguments = outputs = temporaries = 0
+    for allocation in proto.buffer_assignment.buffer_allocations:
+        if allocation.is_entry_computation_parameter:
+            arguments += allocation.size
+        elif allocation.maybe_live_out:
+            outputs += allocation.size
+        elif not (allocation.is_constant or allocation.is_thread_local):
+            temporaries += allocation.size
+    return CompiledMemory(arguments, outputs, temporaries)
