@@ -123,7 +123,7 @@ def test_examples_of_the_help_are_command_lines(name: str) -> None:
         (("plan", "x", "--budgget=1GiB"), "there is no option --budgget. Did you mean budget?"),
         (("plan", "x", "--nothing_like_it=1"), "there is no option --nothing_like_it. See: tf-memsaver plan --help"),
         (("plan", "x", "--batch_size=0"), "batch_size must be a whole number from 1"),
-        (("estimate", "x", "--budget=1GiB"), "there is no option --budget. It is one of plan, max-batch,"),
+        (("estimate", "x", "--budget=1GiB"), "there is no option --budget. It is one of plan, report, max-batch,"),
         (("measure", "x", "--mode=fast"), "mode must be one of fit, eager, graph, xla, got 'fast'"),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_model_that_fit_compiles_is_planned_by_the_compiler(traced: Any) -> No
     assert tf_memsaver.Plan.from_json(plan.to_json()) == plan
 
 
-def test_budgets_are_kept_by_the_compiler(traced: Any) -> None:
+def test_budgets_are_kept_by_the_compiler(traced: Any, caplog: Any) -> None:
     plain, least = traced.plan().plain_peak_bytes, traced.plan().peak_bytes
     between = (plain + least) // 2
     plan = traced.plan(budget=between)
@@ -55,6 +55,7 @@ def test_budgets_are_kept_by_the_compiler(traced: Any) -> None:
     assert not kept.recomputed and "the plain step" in kept.advice and "as it is" in kept.advice
     with pytest.raises(tf_memsaver.InfeasibleBudgetError) as error:
         traced.plan(budget=plain // 20)
+    assert "XLA compiles this step" not in caplog.text, "plans are compiled as what they are to be"
     assert traced.plan(budget=error.value.least_bytes).peak_bytes <= error.value.least_bytes
 
 
@@ -77,7 +78,7 @@ def test_what_is_not_compiled_is_planned_for_the_graph() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_plan_of_the_simulator_that_xla_compiles_is_a_warning(compiled: bool, caplog: Any) -> None:
     model = chain(jit_compile=False)
-    optimized = tf_memsaver.optimize(model, data=DATA, strategy="recompute_all")
+    optimized = tf_memsaver.optimize(model, data=DATA)
 
     @tf.function(jit_compile=compiled)
     def step(x: Any) -> Any:

@@ -51,7 +51,8 @@ class CompiledSteps:
         if plan.segments not in self._peaks:
             what = f"{len(plan.recomputed_units)} of {len(plan.labels)} layers recomputed"
             logging.info("tf_memsaver: XLA compiles a step of '%s', %s", self._model.name, what)
-            model = make_optimized(self._model, plan) if plan.recomputed_units else self._model
+            judged = replace(plan, request=replace(plan.request, executor="xla"))
+            model = make_optimized(self._model, judged) if plan.recomputed_units else self._model
             self._peaks[plan.segments] = compiled_step_memory(model, self._specs).peak_bytes
         return self._peaks[plan.segments]
 

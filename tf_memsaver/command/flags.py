@@ -113,7 +113,7 @@ COMMANDS = {
             summary="Write one page of HTML: memory over time, what is kept and recomputed, and where the peak falls.",
             examples=(
                 ("resnet50 --batch_size=32 --output=report.html", "the default plan"),
-                ("my_models:build --data=my_models:data --budget=1GiB --output=report.html", "within a budget"),
+                ("model.keras --batch_size=8 --budget=1GiB --output=page.html", "in a budget"),
             ),
             flags=flags_of(ModelFlags, ReportOptions, PlanFlags, OutputFlags),
         ),

@@ -20,7 +20,7 @@ from tf_memsaver.display.parts import BAD, GOOD
 from tf_memsaver.display.progress import Progress
 from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, TargetKind
 from tf_memsaver.files.writing import written
-from tf_memsaver.options.table import PlanOfTraceOptions, options_of
+from tf_memsaver.options.table import FunctionOptions, PlanOfTraceOptions, options_of
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.units import Share, format_bytes
@@ -216,7 +216,7 @@ def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result
             batch_size=flags.batch_size,
             functions=flags.function,
             overwrite=flags.overwrite,
-            **{name: getattr(flags, name) for name in LIMITS if name != "granularity"},
+            **{name: getattr(flags, name) for name in LIMITS if name in options_of(FunctionOptions)},
         )
     shown = tuple(part for name, made in plans.items() for part in (name, tables.before_after_table(made)))
     document = {"output": str(target.path), "plans": {name: made.to_json() for name, made in plans.items()}}
