@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.compat.xla import CompiledMemory, compiled_memory
+from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 
@@ -17,6 +18,9 @@ def compiled_step_memory(model: Any, specs: Batch) -> CompiledMemory:
     """Return what the compiler assigns to a step of ``fit`` on a batch of these specs; nothing is run.
 
     What a first step builds, as the optimizer's slots, is built for it and dropped again.
+
+    Raises:
+      UnsupportedModelError: XLA cannot compile the step, as ``fit`` could not.
     """
     structure = specs.mapped(lambda _: 0)
 
@@ -26,4 +30,10 @@ def compiled_step_memory(model: Any, specs: Batch) -> CompiledMemory:
     with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
         # What is built is built in a trace that nothing is asked of.
         tf.function(step).get_concrete_function(*specs.leaves)
-        return compiled_memory(tf.function(step, jit_compile=True), specs.leaves)
+        try:
+            return compiled_memory(tf.function(step, jit_compile=True), specs.leaves)
+        except tf.errors.OpError as error:
+            raise UnsupportedModelError(
+                f"XLA cannot compile a step of model '{model.name}': {error.message.splitlines()[0]} Compile the model "
+                "with jit_compile=False, which fit would need, too."
+            ) from error
