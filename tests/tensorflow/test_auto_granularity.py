@@ -286,3 +286,28 @@ def test_frozen_layers_are_cut_alike() -> None:
     optimized = optimized_between_cuts(model, granularity="auto")
     model.get_layer("before").trainable = False
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
+class Translating(keras.Model):
+    """One embedding for what an encoder reads and what a decoder reads, or one for each."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.tokens = layers.Embedding(20, WIDTH)
+        self.others = self.tokens if shared else layers.Embedding(20, WIDTH)
+        self.encoder, self.decoder = Attention(name="encoder"), Attention(name="decoder")
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        encoded = self.encoder(self.tokens(x), training=training)
+        return self.decoder(self.others(x + 1) + encoded, training=training)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_embedding_that_is_looked_up_again_is_planned_by_layers(shared: bool) -> None:
+    """Parts of its sparse gradient are added as they come, and cuts between them change that (KerasHub's BART)."""
+    model = Translating(shared)
+    model(np.zeros((2, LENGTH), np.int32))
+    model.compile("adam", "mse", jit_compile=False)
+    plan = tf_memsaver.search_plan(model, batch_size=2, inputs=tf.TensorSpec((None, LENGTH), tf.int32))
+    assert bool(plan.opened) is not shared
+    assert ("looks up one embedding several times" in plan.note) is shared

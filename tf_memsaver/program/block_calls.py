@@ -31,7 +31,8 @@ OWN_CALL = "call()"
 class BlockCalls(ModelFunction):
     """The training call of a model; ``opened`` names the layers that are taken apart, and ``OWN_CALL`` if it is.
 
-    There are none where nothing that somebody wrote is worth it.
+    There are none where nothing that somebody wrote is worth it, or where one embedding is looked up several times
+    (``looks_up_again``).
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class BlockCalls(ModelFunction):
         self._has_own_call = not runs_layer_by_layer(model)
         self._wanted = opened
         self.opened: tuple[str, ...] = ()
+        self.looks_up_again = False
         super().__init__(model, arguments)
         del self._root, self._graph
 
@@ -71,6 +73,7 @@ class BlockCalls(ModelFunction):
         layers = list(_with_all_below(model_call))
         number_of = numbers_in(self._graph, layers, self.scope)
         owners = [layers[number_of(call.label) or 0] for call in calls]
+        self.looks_up_again = _looks_up_again(calls, owners)
         paths = {OWN_CALL, *(layer.path for layer in layers)}
         # A model that comes from a file may have other names: what pays there is what paid for its plan.
         if self._wanted is None or not paths.issuperset(self._wanted):
@@ -83,9 +86,24 @@ class BlockCalls(ModelFunction):
         return tuple(replace(group, name=names.of(group, owner_of[id(group.members[-1])])) for group in groups)
 
     def _worth_it(self, operations: OperationsOfLayers, model_call: TracedLayer) -> tuple[str, ...]:
+        if self.looks_up_again:
+            return ()
         opened = list(operations.opened(model_call))
         own = (OWN_CALL,) if self._has_own_call else ()
         return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
+
+
+def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer]) -> bool:
+    """Whether several calls of one layer look rows up in a table of floats, as those of a shared embedding do.
+
+    TensorFlow adds the parts of such a sparse gradient in the order in which they come.
+    """
+    looking = {
+        id(owner): owner.layer
+        for call, owner in zip(calls, owners, strict=True)
+        if call.operation.type == "GatherV2" and call.operation.dtypes[0].is_floating
+    }
+    return any(count > 1 for count in Counter(map(id, looking.values())).values())
 
 
 _TAKEN_ALONG = PASSED_ON | {BIAS}

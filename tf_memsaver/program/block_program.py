@@ -21,6 +21,8 @@ from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import Wanted
 from tf_memsaver.program.train_step import has_own_train_step
 
+_LOOKS_UP_AGAIN = "it looks up one embedding several times, whose gradients are added as they come"
+
 
 class BlockProgram(OperationProgram):
     """The training call of a model, some of whose layers are taken apart."""
@@ -52,7 +54,10 @@ class BlockProgram(OperationProgram):
             if wanted.opened is not None:
                 raise
             return wanted.of_call(model, "layer").noted(f"by layers alone: {error}")
-        return cls(model, blocks) if blocks.opened else wanted.of_call(model, "layer")
+        if blocks.opened:
+            return cls(model, blocks)
+        by_layers = wanted.of_call(model, "layer")
+        return by_layers.noted(f"by layers alone, since {_LOOKS_UP_AGAIN}") if blocks.looks_up_again else by_layers
 
 
 def _is_of_layers_of_keras(model: Any) -> bool:
