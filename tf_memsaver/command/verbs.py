@@ -42,7 +42,7 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
         traced = api.trace(given.plain, **given.batches, granularity=flags.granularity)
         found = traced.estimate()
     with progress.stage("planning"):
-        made = traced.plan()
+        made = traced.plan(executor="graph")
     shown = overview.estimate_view(found, made)
     if flags.all:
         shown = (*overview.answer(found, made), Text(), tables.totals_table(found), Text(), tables.layers_table(found))

@@ -26,7 +26,7 @@ LITTLE = 0.03
 
 def answer(estimate: Estimate, plan: Plan) -> tuple[RenderableType, ...]:
     """Return the peak as it is and where, as it would be by the plan, and what that costs."""
-    return _title(estimate), _answer(estimate, plan)
+    return _title(estimate, plan), _answer(estimate, plan)
 
 
 def estimate_view(estimate: Estimate, plan: Plan) -> tuple[RenderableType, ...]:
@@ -54,8 +54,8 @@ def plan_view(estimate: Estimate, plan: Plan) -> tuple[RenderableType, ...]:
 # The answer -----------------------------------------------------------------------------------------------------------
 
 
-def _title(estimate: Estimate) -> RenderableType:
-    title = f", batch size {estimate.batch_size}: one training step, predicted"
+def _title(estimate: Estimate, plan: Plan) -> RenderableType:
+    title = f", batch size {estimate.batch_size}: one training step, {plan.judged}"
     line = Table.grid()
     line.add_column(no_wrap=False)
     line.add_column(no_wrap=True)

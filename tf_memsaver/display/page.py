@@ -88,6 +88,7 @@ def _answer(report: Report) -> str:
     if plan.request.budget_bytes is not None:
         kept = plan.peak_bytes <= plan.request.budget_bytes
         cards.append(_card("", "Budget", format_bytes(plan.request.budget_bytes), "kept" if kept else "NOT kept"))
+    but = ", but for the two peaks above, which XLA's compiler told" if plan.request.executor == "xla" else ""
     notes = [_paragraph(_sentence(text)) for text in (plan.advice, plan.note and f"planned {plan.note}") if text]
     return "\n".join(
         (
@@ -95,7 +96,7 @@ def _answer(report: Report) -> str:
             f'<p class="answer">{html.escape(answer)}</p>',
             f'<div class="cards">{"".join(cards)}</div>',
             *notes,
-            '<p class="soft">All figures are predicted for TensorFlow\'s own executor; no step was run. '
+            f'<p class="soft">All figures are predicted for TensorFlow\'s own executor{but}; no step was run. '
             "<code>tf_memsaver.measure</code> runs real ones.</p>",
         )
     )

@@ -242,6 +242,11 @@ class Plan(Summarized):
             )
         return cls.from_json(data)
 
+    @property
+    def judged(self) -> str:
+        """What the two peaks are, in words."""
+        return "as XLA compiles it" if self.request.executor == "xla" else "predicted"
+
     def summary(self) -> tuple[str, Rows]:
         """Return what ``repr`` shows."""
         pinned, segments = len(self.pinned), sum(s.mode is SegmentMode.RECOMPUTE for s in self.segments)
@@ -255,7 +260,7 @@ class Plan(Summarized):
             ("limits", self._limits()),
         ]
         rows += [(name, told) for name, told in (("advice", self.advice), ("note", self.note)) if told]
-        return f"Plan for batch size {self.batch_size}, predicted (planner {self.planner})", rows
+        return f"Plan for batch size {self.batch_size}, {self.judged} (planner {self.planner})", rows
 
     def _limits(self) -> str:
         budget, overhead = self.request.budget_bytes, self.request.max_overhead
