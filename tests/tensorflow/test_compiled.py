@@ -40,7 +40,8 @@ def test_a_model_that_fit_compiles_is_planned_by_the_compiler(traced: Any) -> No
     optimized = traced.apply(plan)
     assert plan.peak_bytes == compiled_step_memory(optimized, Batch(*DATA)).peak_bytes
     assert plan.plain_peak_bytes == compiled_step_memory(traced.model, Batch(*DATA)).peak_bytes
-    resident = 2 * sum(4 * np.prod(v.shape) for v in traced.model.trainable_variables)
+    resident = 4 * sum(4 * np.prod(v.shape) for v in traced.model.trainable_variables)
+    # Weights and momentum, and what becomes of them.
     assert plan.peak_bytes - resident < 0.7 * (plan.plain_peak_bytes - resident)
     assert tf_memsaver.Plan.from_json(plan.to_json()) == plan
 
