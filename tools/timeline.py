@@ -16,7 +16,7 @@ from absl import app, flags
 
 import tf_memsaver
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.ir.segments import stored
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.units import format_bytes
 
@@ -101,7 +101,7 @@ def main(_: list[str]) -> None:
     model = keras.applications.MobileNetV2(weights=None, input_shape=(128, 128, 3), classes=10)
     model.compile("adam", "sparse_categorical_crossentropy")
     traced = tf_memsaver.trace(model, batch_size=32)
-    everything = (Segment(start=0, stop=len(traced.graph.units), mode=SegmentMode.STORE),)
+    everything = stored(len(traced.graph.units))
     title = "Predicted memory in one training step of MobileNetV2 (batch 32, 128×128 images)"
     plain, planned = (timeline(traced.graph, cover) for cover in (everything, traced.plan().segments))
     Path(_OUTPUT.value).write_text(drawn(plain, planned, title), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 from absl import logging
 
 from tf_memsaver.check.compiled import compiled_step_memory
-from tf_memsaver.compat.keras_training import is_compiled_by_xla
+from tf_memsaver.compat.keras_training import fit_compiles
 from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.options.table import DEFAULT_MAX_OVERHEAD
@@ -32,7 +32,7 @@ def is_for_xla(model: Any, request: Request) -> bool:
       InvalidRequestError: it is to, and there is no step of ``fit`` to compile.
     """
     if request.executor != "xla":
-        return request.executor == "auto" and is_compiled_by_xla(model)
+        return request.executor == "auto" and fit_compiles(model)
     if not getattr(model, "compiled", False):
         raise InvalidRequestError("executor='xla' compiles the step of fit: compile the model first (model.compile).")
     return True

@@ -14,11 +14,12 @@ from tf_memsaver.compat.versions import versions
 from tf_memsaver.display import plots
 from tf_memsaver.display.figures import plotly
 from tf_memsaver.display.page import page
-from tf_memsaver.display.report import Report, call_of, stored
+from tf_memsaver.display.report import Report, call_of
 from tf_memsaver.display.steps import ShownStep
 from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.files.writing import written
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import stored
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.options.table import (
@@ -128,7 +129,7 @@ class TracedStep:
         if plan is not None:
             plan.check_matches(self.graph.signatures, [unit.label for unit in self.graph.units])
             planned = ShownStep.of(simulator, plan.segments)
-        return plots.timeline(self._title, ShownStep.of(simulator, stored(self.graph)), planned, ax)
+        return plots.timeline(self._title, ShownStep.of(simulator, stored(len(self.graph.units))), planned, ax)
 
     @takes(Points)
     def plot_curve(self, plan: Plan | None = None, *, ax: Any = None, **options: Unpack[Points]) -> Axes:

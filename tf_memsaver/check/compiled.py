@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tf_memsaver.check.training_step import train_step_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.compat.xla import CompiledMemory, compiled_memory
 from tf_memsaver.errors import UnsupportedModelError
@@ -22,11 +22,7 @@ def compiled_step_memory(model: Any, specs: Batch) -> CompiledMemory:
     Raises:
       UnsupportedModelError: XLA cannot compile the step, as ``fit`` could not.
     """
-    structure = specs.mapped(lambda _: 0)
-
-    def step(*leaves: Any) -> Any:
-        return model.train_step(keras.utils.pack_x_y_sample_weight(*structure.filled(leaves)))
-
+    step = train_step_of(model, specs)
     with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
         # What is built is built in a trace that nothing is asked of.
         tf.function(step).get_concrete_function(*specs.leaves)

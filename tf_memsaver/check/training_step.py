@@ -68,17 +68,22 @@ class RunnableStep:
         return result
 
 
+def train_step_of(model: Any, example: Batch) -> Callable[..., Any]:
+    """Return the ``train_step`` of a model as a function of the leaves of batches like ``example``."""
+    structure = example.mapped(lambda _: 0)
+
+    def step(*leaves: Any) -> Any:
+        return model.train_step(keras.utils.pack_x_y_sample_weight(*structure.filled(leaves)))
+
+    return step
+
+
 class OwnTrainStep(RunnableStep):
     """The ``train_step`` of a model that has its own; a step returns its logs."""
 
     def __init__(self, model: Any, mode: Mode, example: Batch) -> None:
         """Prepare the step on batches like ``example``."""
-        structure = example.mapped(lambda _: 0)
-
-        def step(*leaves: Any) -> Any:
-            return model.train_step(keras.utils.pack_x_y_sample_weight(*structure.filled(leaves)))
-
-        super().__init__(step, mode, example)
+        super().__init__(train_step_of(model, example), mode, example)
 
 
 class TrainingStep(RunnableStep):

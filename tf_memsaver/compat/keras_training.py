@@ -35,7 +35,7 @@ def own_optimizer(model: Any) -> Any | None:
     return model.optimizer if getattr(model, "compiled", False) else None
 
 
-def is_compiled_by_xla(model: Any) -> bool:
+def fit_compiles(model: Any) -> bool:
     """Whether ``fit`` compiles a model's steps with XLA on this device.
 
     ``"auto"``, the default, has become yes or no when the model was compiled (``trainers/trainer.py: compile``,

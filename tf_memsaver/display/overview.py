@@ -13,15 +13,13 @@ from tf_memsaver.display.folding import folded
 from tf_memsaver.display.parts import COST, MINOR, NOW, PLANNED, Name, Rows, bar, bar_of_two, share_of, verbatim
 from tf_memsaver.display.tables import planned_in
 from tf_memsaver.judge.estimate import Estimate
+from tf_memsaver.plan.advice import WORTH_WHILE
 from tf_memsaver.plan.layers import PlannedLayer
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.units import format_bytes
 
 MOST_ROWS = 10
 """Blocks that are shown, those of the most bytes."""
-
-LITTLE = 0.03
-"""A plan that saves a smaller share is not shown as one that saves."""
 
 
 def answer(estimate: Estimate, plan: Plan) -> tuple[RenderableType, ...]:
@@ -66,7 +64,7 @@ def _title(estimate: Estimate, plan: Plan) -> RenderableType:
 def _answer(estimate: Estimate, plan: Plan) -> Table:
     """Return the peak as it is, as it would be by the plan, what that costs, and where the peak is."""
     now, planned = plan.plain_peak_bytes, plan.peak_bytes
-    saves = planned < (1 - LITTLE) * now
+    saves = planned < (1 - WORTH_WHILE) * now
     style = PLANNED if saves else ""
     share = f"{planned / now:.0%} of now" if now else ""
     budget = plan.request.budget_bytes

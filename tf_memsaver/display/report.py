@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tf_memsaver.display.layers import Fate, LayerRow, layer_rows
 from tf_memsaver.display.steps import ShownStep
 from tf_memsaver.errors import PlanMismatchError
-from tf_memsaver.ir.graph import Graph
-from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.ir.segments import stored
 from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.options.table import RequestOptions, options_of
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 
@@ -42,7 +42,7 @@ class Report:
         if plan.batch_size != graph.batch_size:
             raise PlanMismatchError(f"its batch size is {graph.batch_size}, the plan's is {plan.batch_size}")
         plan.check_matches(graph.signatures, [unit.label for unit in graph.units])
-        plain, planned = ShownStep.of(simulator, stored(graph)), ShownStep.of(simulator, plan.segments)
+        plain, planned = ShownStep.of(simulator, stored(len(graph.units))), ShownStep.of(simulator, plan.segments)
         return cls(
             name=graph.name,
             plan=plan,
@@ -71,11 +71,6 @@ class Report:
         return found
 
 
-def stored(graph: Graph) -> tuple[Segment, ...]:
-    """Return the segments of the plain step."""
-    return (Segment(start=0, stop=len(graph.units), mode=SegmentMode.STORE),)
-
-
 def call_of(plan: Plan) -> str:
     """Return a call of the library in Python that plans as this plan was planned."""
     request, plain = plan.request, Request()
@@ -84,7 +79,7 @@ def call_of(plan: Plan) -> str:
         given["budget"] = f"{100 * request.budget_share:g}%"
     elif request.budget_bytes is not None:
         given["budget"] = request.budget_bytes
-    for name in ("max_overhead", "strategy", "keep", "recompute", "candidates", "granularity", "profile", "order"):
-        if getattr(request, name) != getattr(plain, name):
+    for name in options_of(RequestOptions):
+        if name != "budget" and getattr(request, name) != getattr(plain, name):
             given[name] = getattr(request, name)
     return f"tf_memsaver.search_plan(model, {', '.join(f'{name}={value!r}' for name, value in given.items())})"

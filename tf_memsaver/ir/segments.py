@@ -35,6 +35,11 @@ class Segment:
             yield from child.walk()
 
 
+def stored(units: int) -> tuple[Segment, ...]:
+    """Return the segments of the plain step, of so many units."""
+    return (Segment(start=0, stop=units, mode=SegmentMode.STORE),)
+
+
 def check_cover(segments: Sequence[Segment], start: int, stop: int) -> None:
     """Check that segments are contiguous, not empty, and cover ``(start, stop]``; and so for their children.
 

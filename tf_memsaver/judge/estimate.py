@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase
-from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.ir.segments import stored
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.summary import Rows, Summarized
 from tf_memsaver.units import format_bytes
@@ -62,8 +62,8 @@ class Estimate(Summarized):
     def from_graph(cls, graph: Graph) -> Estimate:
         """Return the estimate of a captured training step."""
         simulator = Simulator(graph)
-        stored = [Segment(start=0, stop=len(graph.units), mode=SegmentMode.STORE)]
-        timeline = simulator.run(stored)
+        plain = stored(len(graph.units))
+        timeline = simulator.run(plain)
         highest = max(timeline.instants, key=lambda instant: instant.live_bytes, default=None)
         kept = _kept_for_backward(graph)
         return cls(
@@ -75,7 +75,7 @@ class Estimate(Summarized):
             optimizer_bytes=graph.bytes_of(MemoryKind.OPTIMIZER),
             input_bytes=graph.bytes_of(MemoryKind.INPUT),
             activation_bytes=sum(graph.values[buffer].nbytes for buffer in kept),
-            peak_bytes=simulator.reported_peak(stored),
+            peak_bytes=simulator.reported_peak(plain),
             peak_at="" if highest is None else _place(graph, graph.ops[highest.op]),
             step_seconds=graph.step_seconds,
         )

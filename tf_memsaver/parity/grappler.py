@@ -117,12 +117,13 @@ def unchanged_operand(operation: Any) -> Any | None:
     neutral, places = _NEUTRAL.get(operation.type, (0, ()))
     for place in places:
         source = operation.inputs[1 - place]
-        if _is_scalar(operation.inputs[place], neutral) and source.dtype == operation.outputs[0].dtype:
+        if is_scalar(operation.inputs[place], neutral) and source.dtype == operation.outputs[0].dtype:
             return source
     return None
 
 
-def _is_scalar(tensor: Any, number: int) -> bool:
+def is_scalar(tensor: Any, number: int) -> bool:
+    """Whether a tensor is a scalar constant of this value."""
     if tensor.op.type != "Const" or tensor.shape.rank != 0:
         return False
     value = tf.get_static_value(tensor)

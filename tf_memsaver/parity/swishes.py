@@ -17,13 +17,14 @@ import tensorflow as tf
 
 from tf_memsaver.compat.graphs import is_in_a_loop
 from tf_memsaver.parity.gates import is_gate
+from tf_memsaver.parity.grappler import is_scalar
 from tf_memsaver.parity.readers import source_of
 
 
 def first_swishes(replayed: Sequence[Any]) -> list[tf.Tensor]:
     """Return the sigmoids of a replay that stay unfused in the loop that it is in, since they are the first."""
     sigmoids = [operation for operation in replayed if operation.type == "Sigmoid"]
-    swishes = [sigmoid for sigmoid in sigmoids if any(map(_is_one, _factors(sigmoid)))]
+    swishes = [sigmoid for sigmoid in sigmoids if any(is_scalar(each, 1) for each in _factors(sigmoid))]
     if not swishes or not is_in_a_loop(swishes[0].graph):
         return []
     reached = _reached_from_ones(replayed[-1])
@@ -36,10 +37,6 @@ def _factors(sigmoid: Any) -> list[Any]:
     return [source_of(tensor) for tensor in product.inputs] if product.type == "Mul" else []
 
 
-def _is_one(tensor: Any) -> bool:
-    return tensor.op.type == "Const" and tensor.shape.rank == 0 and bool(tf.get_static_value(tensor) == 1)
-
-
 def _reached_from_ones(last: Any) -> set[int]:
     """Return the ids of the operations of a graph, up to the last, that lie behind the reader of a constant 1.
 
@@ -48,7 +45,7 @@ def _reached_from_ones(last: Any) -> set[int]:
     reached = set[int]()
     for operation in last.graph.get_operations():
         sources = [source_of(tensor) for tensor in operation.inputs]
-        if not is_gate(operation) and any(id(source.op) in reached or _is_one(source) for source in sources):
+        if not is_gate(operation) and any(id(source.op) in reached or is_scalar(source, 1) for source in sources):
             reached.add(id(operation))
         if operation is last:
             break

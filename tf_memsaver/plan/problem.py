@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tf_memsaver.errors import CertificationError, HintError, PlanFormatError
 from tf_memsaver.ir.graph import Cut, Graph, Unit
-from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
+from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover, stored
 from tf_memsaver.ir.topology import articulation_points
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.options.checks import did_you_mean
@@ -85,7 +85,7 @@ class Problem:
     @property
     def store_all(self) -> tuple[Segment, ...]:
         """The cover that replays nothing."""
-        return (Segment(start=0, stop=len(self.graph.units), mode=SegmentMode.STORE),)
+        return stored(len(self.graph.units))
 
     @property
     def plain_reported_peak(self) -> int:

@@ -82,7 +82,7 @@ class Plans:
     def plan(self, request: Request) -> Plan:
         """Return what ``solve`` returns, and raise what it raises."""
         begin = time.perf_counter()
-        request = replace(request.checked(), executor="graph")
+        request = request.checked()
         planner = planner_named(request.strategy)
         problem = self._problem(request)
         request = request.for_peak(problem.plain_reported_peak)
@@ -136,7 +136,7 @@ def _plan(
         plain_peak_bytes=problem.plain_reported_peak,
         step_overhead=overhead,
         plan_seconds=time.perf_counter() - begin,
-        request=request,
+        request=replace(request, executor="graph"),  # The simulator has judged it.
         labels=tuple(unit.label for unit in graph.units),
         signatures=graph.signatures,
         versions=tuple(sorted(dict(versions).items())),

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_models
+from tf_memsaver.compat.keras_training import fit_compiles
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.block_calls import BlockCalls
 from tf_memsaver.program.layer_calls import ModelEntry, list_layer_calls
@@ -78,4 +79,4 @@ def _not_by_operations(model: Any) -> str:
         return "it has a train_step of its own"
     if model.run_eagerly:
         return "its steps are eager"
-    return "XLA compiles its steps" if model.jit_compile else ""
+    return "XLA compiles its steps" if fit_compiles(model) else ""
