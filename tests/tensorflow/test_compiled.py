@@ -94,6 +94,21 @@ def test_a_plan_of_the_simulator_that_xla_compiles_is_a_warning(compiled: bool, 
     assert len(said) == int(compiled)
 
 
+def test_the_largest_batch_is_not_asked_of_the_compiler_and_says_so(caplog: Any) -> None:
+    model = chain(jit_compile=True)
+    with caplog.at_level("WARNING", logger="absl"):
+        tf_memsaver.max_batch_size(model, budget="16MiB", batch_size=64, predict_only=True)
+    assert "worked out for TensorFlow's own executor" in caplog.text
+
+
+def test_where_nothing_can_be_replayed_the_reason_is_said() -> None:
+    model = keras.Sequential([keras.Input((WIDTH,)), layers.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=True)
+    plan = tf_memsaver.search_plan(model, data=DATA)
+    assert not plan.recomputed and plan.request.executor == "xla"
+    assert "recomputes nothing, so it saves no memory" in plan.advice and "XLA_FLAGS" not in plan.advice
+
+
 class OwnStep(keras.Model):
     """Two networks, one optimizer, a train_step of its own."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from tf_memsaver.api.asked import part_of, request_of, tell_of
+from tf_memsaver.api.compiled import is_for_xla
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
 from tf_memsaver.api.traced import TracedStep
 from tf_memsaver.capture import model_step
@@ -320,6 +321,12 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     request = request_of({**options, "budget": options["budget"] or AUTO}, told.model)
     if request.budget_bytes is None:
         raise InvalidRequestError("a share of the plain peak is a budget for one batch size. Give bytes, or 'auto'.")
+    if is_for_xla(told.model, request):
+        logging.warning(
+            "tf_memsaver: XLA compiles the steps of '%s', and the largest batch is worked out for TensorFlow's own "
+            "executor. Plan that batch once more: optimize(..., batch_size=..., budget=...) asks XLA's compiler.",
+            told.model.name,
+        )
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)

@@ -65,7 +65,7 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
       InfeasibleOverheadError, HintError: as ``Plans.plan``.
     """
     free = replace(request, budget_bytes=None, budget_share=None)
-    plain = plans.plan(Request(strategy="plain", granularity=request.granularity))
+    plain = replace(plans.plan(Request(strategy="plain", granularity=request.granularity)), advice="")
     plain_bytes = compiled(plain)
     request = replace(request.for_peak(plain_bytes), executor="xla")
     plan, peak = _chosen(plans, free, request.budget_bytes, plain, compiled)
@@ -92,9 +92,12 @@ def _chosen(plans: Plans, free: Request, budget: int | None, plain: Plan, compil
     most = DEFAULT_MAX_OVERHEAD if free.max_overhead is None and budget is None else free.max_overhead
     curve = plans.curve(free.without_limits(), POINTS)
     candidates = [p for p in curve if p.recomputed_units and (most is None or p.step_overhead <= most)]
+    if not candidates and budget is None:
+        plan = plans.plan(free)  # Nothing can be replayed so quickly: its advice says why.
+        return plan, compiled(plan)
     if budget is not None:
         return quickest_within(candidates or [plain], budget, compiled)
-    best = least_of(candidates, compiled) if candidates else (plain, compiled(plain))
+    best = least_of(candidates, compiled)
     return best if best[1] <= (1 - WORTH_WHILE) * compiled(plain) else (plain, compiled(plain))
 
 
@@ -108,6 +111,8 @@ def _advice(plan: Plan) -> str:
             f"the plan recomputes nothing: as XLA compiles it, the plain step ({format_bytes(plan.plain_peak_bytes)}) "
             f"is within the budget of {format_bytes(budget)} as it is"
         )
+    if plan.advice and not plan.recomputed_units:
+        return plan.advice
     return (
         f"the plan saves no memory worth its time: as XLA compiles them, the plain step takes "
         f"{format_bytes(plan.plain_peak_bytes)}, and none of up to {MOST_COMPILED} plans much less. Try a larger "
