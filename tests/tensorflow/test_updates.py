@@ -11,7 +11,8 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver.check.watch import StepWatch
-from tf_memsaver.runtime import order
+from tf_memsaver.parity.grappler import HELD_IN_ORDER
+from tf_memsaver.runtime import order, updates
 from tools.shared import memory as memory  # It has memory counted.
 
 UNITS = 512
@@ -68,3 +69,23 @@ def test_products_of_momentum_do_not_wait_all_through_the_step(monkeypatch: pyte
     # Six weights, some of whose gradients are there already when most is live.
     assert max(held) + 3 * WEIGHT < max(free)
     assert max(held) <= plan.peak_bytes
+
+
+def test_sums_of_gradients_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Sums of sums become one sum only where nobody waits for them: a WGAN with a gradient penalty trained otherwise.
+    keras.utils.set_random_seed(0)
+    shared = [layers.Dense(UNITS, "tanh") for _ in range(3)]
+    inputs = keras.Input((UNITS,))
+    twice = []
+    for x in (inputs, layers.Dense(UNITS)(inputs)):
+        for layer in shared:
+            x = layer(x)
+        twice.append(x)
+    model = keras.Model(inputs, layers.Dense(1)(layers.add(twice)))
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", jit_compile=False)
+    model = tf_memsaver.optimize(model, batch_size=1024, strategy="min_peak")
+    waited_for: list[str] = []
+    monkeypatch.setattr(updates, "wait_for", lambda _, other: waited_for.append(other.type))
+    model.fit(np.ones((1024, UNITS), "float32"), np.ones((1024, 1), "float32"), batch_size=1024, verbose=0)
+    assert waited_for
+    assert set(waited_for) <= HELD_IN_ORDER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_memsaver.compat.onednn import takes_onednn
@@ -15,6 +15,7 @@ from tf_memsaver.parity.grappler import (
     HELD_IN_ORDER,
     MERGED_WITH_BIAS_GRADIENT,
     PADS,
+    SUMS,
     TAKEN_OUT_IF_EQUAL,
     TAPE_SCOPE,
 )
@@ -60,6 +61,24 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
         if id(each) not in moved:
             found.append(Held(each, waits=not _reads_a_pad(each)))
     return found
+
+
+def last_held(operation: Any, place: Mapping[int, int]) -> Any | None:
+    """Return the last operation of a backward pass, of those that lead to one and itself, that others may wait for.
+
+    Graph optimisation joins sums to one sum, and moves products, only where nobody waits for them: what is to wait for
+    such an operation waits for what it adds up. ``place`` has the place of each operation by id; None: there is none.
+    """
+    pending = [operation]
+    while pending:
+        last = max(pending, key=lambda each: place[id(each)])
+        if not _is_backward(last) and last.type not in SUMS:
+            return None
+        if _may_be_held(last):
+            return last
+        pending.remove(last)
+        pending += [each.op for each in last.inputs if id(each.op) in place and each.op not in pending]
+    return None
 
 
 def _may_be_held(operation: Any) -> bool:

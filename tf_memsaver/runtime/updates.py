@@ -3,7 +3,7 @@
 ``momentum * m``, a weight's decay, a running mean of the weights: TensorFlow's threads compute them as soon as a step
 begins, since nothing keeps them, and their results wait for the gradients all through the step, a buffer for each
 weight. So where backward passes are held in order, the read of the variable that they begin with waits for the gradient
-that its update is for. A read is fused with nothing, so no bit changes.
+that its update is for. A read is fused with nothing, and what it waits for is a kernel, so no bit changes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from tf_memsaver.compat.graphs import wait_for
 from tf_memsaver.cost.rules import MULTI_VIEWS
 from tf_memsaver.parity.buffers import buffer_of
+from tf_memsaver.parity.control import last_held
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS, tensor_bytes
 
 
@@ -42,8 +43,9 @@ def hold_updates(operations: Sequence[Any], gradients: Collection[str], least_by
         if operation.type == "ReadVariableOp" and tensor_bytes(operation.outputs[0]) >= least_bytes:
             met = _met(operation, needs) or assigned.get(id(operation.inputs[0]), [])
             earlier = [each for each in met if each < place[id(operation)]]
-            if earlier:
-                wait_for(operation, operations[min(earlier)])
+            gradient = last_held(operations[min(earlier)], place) if earlier else None
+            if gradient is not None:
+                wait_for(operation, gradient)
 
 
 def _met(read: Any, needs: dict[int, int]) -> list[int]:
