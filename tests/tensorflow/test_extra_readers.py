@@ -42,6 +42,9 @@ def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
         (lambda x, w: x @ w + x, set()),
         (lambda x, w: 2.0 * (x @ w), set()),
         (lambda x, w: tf.stop_gradient(tf.exp(x)) * x, {"StopGradient"}),
+        # So does that of a squeeze, behind which a product may be made one with a bias.
+        (lambda x, w: tf.squeeze((x @ w)[:, None], 1), {"StridedSlice"}),
+        (lambda x, w: tf.squeeze((w @ w)[:, None], 1), set()),
         # A function with its own gradient is not differentiated op by op.
         (lambda x, w: tf.nn.silu(x @ w), set()),
     ],

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tf_memsaver.parity.grappler import ADDITIONS, BIAS, READS_INPUT, READS_OTHER_INPUTS, READS_OUTPUT, READS_OUTPUT_FOR
+from tf_memsaver.parity.grappler import (
+    ADDITIONS,
+    BIAS,
+    READS_INPUT,
+    READS_OTHER_INPUTS,
+    READS_OUTPUT,
+    READS_OUTPUT_FOR,
+    READS_SIZES_OF_INPUT,
+)
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient
 
@@ -48,6 +56,8 @@ def _gradient_reads(operation: Any, place: int, wanted: Sequence[bool]) -> bool:
         return True
     if operation.type in READS_INPUT and wanted[place]:
         return True
+    if operation.type == READS_SIZES_OF_INPUT:
+        return wanted[place] and not operation.inputs[place].shape.is_fully_defined()
     biased = operation.type in ADDITIONS and operation.inputs[place].op.type == BIAS
     return biased and not _are_known_equal(operation)
 

@@ -154,6 +154,11 @@ READS_OTHER_INPUTS = frozenset(
 )
 """Operations whose gradient for one input reads the others."""
 
+READS_SIZES_OF_INPUT = "Squeeze"
+"""What stands between a product and its bias, which are made one if nothing else reads the product, and whose gradient
+reads the sizes of what it is given, unless they are known (``remapper.cc: FindContractionWithSqueezeAndBiasAdd``).
+"""
+
 SQUARED_BY_GRADIENT = ("Pow", 3)
 """The operation, and its exponent, whose gradient makes the square of what it reads: 3·x², by the same ``Pow``."""
 
