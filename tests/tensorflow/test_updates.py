@@ -71,6 +71,17 @@ def test_products_of_momentum_do_not_wait_all_through_the_step(monkeypatch: pyte
     assert max(held) <= plan.peak_bytes
 
 
+def test_decayed_weights_are_not_copied_all_through_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The backward pass still reads a weight: what is taken off it meanwhile goes to a copy.
+    make = OPTIMIZERS["adamw"]
+    plan = tf_memsaver.search_plan(dense(make()), batch_size=1024, strategy="min_peak")
+    held = trained(make, plan=plan)[1]
+    monkeypatch.setattr(order, "hold_updates", lambda *_: None)
+    free = trained(make, plan=plan)[1]
+    assert max(held) + 3 * WEIGHT < max(free)
+    assert max(held) <= plan.peak_bytes
+
+
 def test_sums_of_gradients_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # Sums of sums become one sum only where nobody waits for them: a WGAN with a gradient penalty trained otherwise.
     keras.utils.set_random_seed(0)

@@ -30,8 +30,12 @@ def hold_updates(operations: Sequence[Any], gradients: Collection[str], least_by
     needs: dict[int, int] = {}
     assigned: dict[int, list[int]] = {}
     for number, operation in enumerate(operations):
-        makers = [buffer_of(tensor).op for tensor in operation.inputs]
-        before = [needs[id(each)] for each in makers if id(each) in needs]
+        if operation.type == "ReadVariableOp":
+            # A moment that was updated: what is made of it needs the gradient, too.
+            before = assigned.get(id(operation.inputs[0]), [])
+        else:
+            makers = [buffer_of(tensor).op for tensor in operation.inputs]
+            before = [needs[id(each)] for each in makers if id(each) in needs]
         if operation.name in gradients:
             needs[id(operation)] = number
         elif before:
@@ -41,15 +45,16 @@ def hold_updates(operations: Sequence[Any], gradients: Collection[str], least_by
     first = min(needs.values(), default=len(operations))
     for operation in operations[first + 1 :]:
         if operation.type == "ReadVariableOp" and tensor_bytes(operation.outputs[0]) >= least_bytes:
-            met = _met(operation, needs) or assigned.get(id(operation.inputs[0]), [])
-            earlier = [each for each in met if each < place[id(operation)]]
+            own = needs.get(id(operation), -1)
+            met = _met(operation, needs, own) or assigned.get(id(operation.inputs[0]), [])
+            earlier = [each for each in met if own < each < place[id(operation)]]
             gradient = last_held(operations[min(earlier)], place) if earlier else None
             if gradient is not None:
                 wait_for(operation, gradient)
 
 
-def _met(read: Any, needs: dict[int, int]) -> list[int]:
-    """Return the gradients that meet what comes of a read, each where they first do."""
+def _met(read: Any, needs: dict[int, int], own: int) -> list[int]:
+    """Return the gradients after ``own`` that meet what comes of a read, each where they first do."""
     found, pending = [], [read.outputs[0]]
     seen: set[int] = set()
     while pending:
@@ -57,7 +62,7 @@ def _met(read: Any, needs: dict[int, int]) -> list[int]:
         for consumer in tensor.consumers():
             if consumer.type in MULTI_VIEWS:
                 pending += [consumer.outputs[place] for place, each in enumerate(consumer.inputs) if each is tensor]
-            elif id(consumer) in needs:
+            elif needs.get(id(consumer), -1) > own:
                 found.append(needs[id(consumer)])
             elif id(consumer) not in seen:
                 seen.add(id(consumer))
