@@ -57,6 +57,7 @@ class Outcome:
     optimize_seconds: float = 0.0
     predicted_bytes: int = 0
     plain_predicted_bytes: int = 0
+    warns: bool = False
     variables: list[Any] = field(default_factory=list)
 
 
@@ -77,6 +78,7 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
             plan = model.memsaver_plan
         outcome.optimize_seconds = time.perf_counter() - begin
         outcome.predicted_bytes, outcome.plain_predicted_bytes = plan.peak_bytes, plan.plain_peak_bytes
+        outcome.warns = bool(plan.advice)
     outcome.losses = _looped(model, data, watch) if isinstance(model, Loop) else _fitted(model, data, watch)
     outcome.peak_bytes, outcome.live_bytes = max(watch.steps.peaks), max(watch.steps.lives)
     outcome.step_seconds = statistics.median(watch.steps.seconds[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,51 @@ def write_rows(path: str | Path, rows: Any, **about: Any) -> dict[str, Any]:
 def machine_line() -> str:
     """Return the machine as a line of Markdown."""
     return f"Machine: `{json.dumps(machine())}`"
+
+
+class KeptRows:
+    """The rows of a benchmark in a JSON file, with a table in Markdown beside it.
+
+    Rows that are measured again take the place of the ones before, and the others stay: so parts can be run one by one.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        title: str,
+        key: Sequence[str],
+        summary: Callable[[Sequence[dict[str, Any]]], Iterable[str]],
+        table: Callable[[Sequence[dict[str, Any]]], str],
+    ) -> None:
+        """Read the file if it is there.
+
+        Args:
+          path: the JSON file.
+          title: the heading of the Markdown.
+          key: the fields that tell rows apart.
+          summary: returns lines about all rows, which stand in front of the table.
+          table: returns rows as a table in Markdown.
+        """
+        self._path, self._title, self._key = Path(path), title, tuple(key)
+        self._summary, self._table = summary, table
+        found = json.loads(self._path.read_text(encoding="utf-8"))["rows"] if self._path.exists() else []
+        self._rows = {self._key_of(row): row for row in found}
+
+    def _key_of(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self._key)
+
+    def add(self, rows: Iterable[dict[str, Any]], order: Callable[[dict[str, Any]], Any] | None = None) -> None:
+        """Take rows in, write both files, and print the rows; ``order`` gives what those of the file are sorted by."""
+        rows = list(rows)
+        self._rows.update({self._key_of(row): row for row in rows})
+        if order is not None:
+            self._rows = {self._key_of(row): row for row in sorted(self._rows.values(), key=order)}
+        kept = list(self._rows.values())
+        write_rows(self._path, kept)
+        head = [f"# {self._title}", "", machine_line(), "", *self._summary(kept), ""]
+        write_text(self._path.with_suffix(".md"), "\n".join(head) + "\n" + self._table(kept) + "\n")
+        print("\n".join(self._table(rows).splitlines()[2:]), flush=True)
+
+    def print_summary(self) -> None:
+        """Print what is said about all rows."""
+        print("\n".join(self._summary(list(self._rows.values()))))
