@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tf_memsaver.check.training_step import train_step_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
-from tf_memsaver.compat.xla import CompiledMemory, compiled_memory
+from tf_memsaver.compat.xla import CompiledMemory, compiled_memory, program
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
+
+_T = TypeVar("_T")
 
 
 def compiled_step_memory(model: Any, specs: Batch) -> CompiledMemory:
@@ -22,12 +25,25 @@ def compiled_step_memory(model: Any, specs: Batch) -> CompiledMemory:
     Raises:
       UnsupportedModelError: XLA cannot compile the step, as ``fit`` could not.
     """
+    return _of_step(model, specs, compiled_memory)
+
+
+def step_program(model: Any, specs: Batch) -> bytes:
+    """Return the same step as TensorFlow hands it to XLA, a serialized ``HloModuleProto``: not compiled yet.
+
+    Raises:
+      UnsupportedModelError: the step has operations that XLA does not know.
+    """
+    return _of_step(model, specs, program)
+
+
+def _of_step(model: Any, specs: Batch, ask: Callable[[Any, Any], _T]) -> _T:
     step = train_step_of(model, specs)
     with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
         # What is built is built in a trace that nothing is asked of.
         tf.function(step).get_concrete_function(*specs.leaves)
         try:
-            return compiled_memory(tf.function(step, jit_compile=True), specs.leaves)
+            return ask(tf.function(step, jit_compile=True), specs.leaves)
         except tf.errors.OpError as error:
             raise UnsupportedModelError(
                 f"XLA cannot compile a step of model '{model.name}': {error.message.splitlines()[0]} Compile the model "

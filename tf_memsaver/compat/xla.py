@@ -45,3 +45,8 @@ def compiled_memory(function: Any, specs: Sequence[Any]) -> CompiledMemory:
         elif not (given or allocation.is_constant or allocation.is_thread_local):
             temporaries += allocation.size
     return CompiledMemory(arguments, outputs, temporaries)
+
+
+def program(function: Any, specs: Sequence[Any]) -> bytes:
+    """Return what TensorFlow hands to XLA for a ``tf.function(jit_compile=True)``: a serialized ``HloModuleProto``."""
+    return bytes(function.experimental_get_compiler_ir(*specs)(stage="hlo_serialized"))

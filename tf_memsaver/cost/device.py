@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-POOL_SHARE = 0.25
-"""What TensorFlow's allocator takes on top of the buffers of a step that runs in order, as a share of these.
+POOL_SPREAD = 0.75
+"""What TensorFlow's allocator adds to the buffers of a step that runs in order, in units of their root sum of squares.
 
 ``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, 2.21) hands out a free chunk whole unless the rest is
-at least as large as the request, or 128 MiB: so a buffer takes up to twice its bytes, by chance. The share is from the
-largest of twenty steps of ``fit`` of thirteen models on a CPU (docs/figures.md). A GPU has the same allocator.
+at least as large as the request, or 128 MiB: so a buffer takes up to twice its bytes, by chance. Chances of many small
+buffers even out, those of a few large ones do not: what they add up to grows as the root of the sum of the squares of
+the sizes. The factor is from the largest of twenty steps of ``fit`` on a CPU (docs/figures.md). A GPU has the same
+allocator.
 """
 
-MOST_POOL_SHARE = 0.5
-"""The same where a budget is at stake: what the largest of twenty steps needs in nine of ten cases, about.
-
-Of 25 plans that were measured on a busy machine, half needed 0.25 and nine of ten 0.55 (docs/figures.md).
-"""
+MOST_POOL_SPREAD = 1.2
+"""The same where a budget is at stake: what the largest of twenty steps needs in nine of ten cases, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +29,17 @@ class Device:
     ``threads`` run ops at once (0: in the order of the schedule, on an allocator without holes); ops of up to
     ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``judge.executor``). ``granularity``
     is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see
-    ``judge.allocator``), which grows by regions if ``pool_grows``. ``pool_share`` is what that pool takes on top of a
-    step's buffers as a rule, as a share of these, and ``most_pool_share`` what it takes at most, in nine of ten cases.
+    ``judge.allocator``), which grows by regions if ``pool_grows``. ``pool_spread`` says what that pool adds to a step's
+    buffers as a rule, in units of the root of the sum of their squares, and ``most_pool_spread`` what it adds at most,
+    in nine of ten cases.
     """
 
     kind: str
     granularity: int
     pooled_from: int
     pool_grows: bool
-    pool_share: float
-    most_pool_share: float
+    pool_spread: float
+    most_pool_spread: float
     threads: int
     cheap_seconds: float
     flops_per_second: float
@@ -51,10 +51,9 @@ class Device:
         """Return ``nbytes`` as the device's allocator counts them."""
         return -(-nbytes // self.granularity) * self.granularity
 
-    def pooled(self, nbytes: int, *, most: bool = False) -> int:
-        """Return what a buffer of ``nbytes`` takes, as a rule or at most: with what its pool adds if it has one."""
-        share = self.most_pool_share if most else self.pool_share
-        return nbytes if nbytes < self.pooled_from else round(nbytes * (1 + share))
+    def pooled_square(self, nbytes: int) -> int:
+        """Return the square of a buffer's bytes if it comes from the pool, else 0."""
+        return nbytes**2 if nbytes >= self.pooled_from else 0
 
     def seconds(self, matrix_flops: int, bytes_moved: int, *, reduces: bool = False) -> float:
         """Return the predicted seconds of one run of an op: what is slower of arithmetic and memory, and the launch.
@@ -72,8 +71,8 @@ CPU = Device(
     granularity=64,
     pooled_from=256 << 10,
     pool_grows=True,
-    pool_share=POOL_SHARE,
-    most_pool_share=MOST_POOL_SHARE,
+    pool_spread=POOL_SPREAD,
+    most_pool_spread=MOST_POOL_SPREAD,
     threads=2,
     cheap_seconds=3e-6,
     flops_per_second=1.2e11,
@@ -93,8 +92,8 @@ GPU = Device(
     granularity=256,
     pooled_from=1,
     pool_grows=False,
-    pool_share=POOL_SHARE,
-    most_pool_share=MOST_POOL_SHARE,
+    pool_spread=POOL_SPREAD,
+    most_pool_spread=MOST_POOL_SPREAD,
     threads=1,
     cheap_seconds=float("inf"),
     flops_per_second=1.5e13,
@@ -111,8 +110,8 @@ IDEAL = Device(
     granularity=1,
     pooled_from=1,
     pool_grows=False,
-    pool_share=0.0,
-    most_pool_share=0.0,
+    pool_spread=0.0,
+    most_pool_spread=0.0,
     threads=0,
     cheap_seconds=0.0,
     flops_per_second=1.0,

@@ -14,6 +14,8 @@ depend on the plan is prepared once.
 
 from __future__ import annotations
 
+import math
+import operator
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,12 +131,18 @@ class Simulator:
         )
 
     def ordered_peak(self, segments: Sequence[Segment], device: Device, *, most: bool = False) -> int:
-        """Return the most live bytes of the step as it runs in order, with the share of its allocator."""
-        schedule = scheduled(self.prepared, segments, taped=True)
-        steps = [step._replace(workspace=device.pooled(step.workspace, most=most)) for step in schedule.steps]
-        nbytes = [device.pooled(each, most=most) for each in schedule.nbytes]
-        live, _ = walk(steps, nbytes, self.prepared.outlive, self.graph.resident_bytes)
-        return max(live, default=self.graph.resident_bytes)
+        """Return the most bytes of the step as it runs in order: those live, and what the allocator adds to them.
+
+        Resident buffers count for the latter, too: an update gives a variable a new one.
+        """
+        schedule, outlive = scheduled(self.prepared, segments, taped=True), self.prepared.outlive
+        live, _ = walk(schedule.steps, schedule.nbytes, outlive, self.graph.resident_bytes)
+        steps = [step._replace(workspace=device.pooled_square(step.workspace)) for step in schedule.steps]
+        resident = sum(map(device.pooled_square, self.prepared.resident_sizes))
+        squares, _ = walk(steps, [device.pooled_square(each) for each in schedule.nbytes], outlive, resident)
+        spread = device.most_pool_spread if most else device.pool_spread
+        added = (round(spread * math.sqrt(each)) for each in squares)
+        return max(map(operator.add, live, added), default=self.graph.resident_bytes)
 
     def reported_peak(self, segments: Sequence[Segment]) -> int:
         """Return the peak that ``get_memory_info`` would report.

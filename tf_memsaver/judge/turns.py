@@ -5,7 +5,7 @@ ready, the first to get ready comes first (``GradientTape::ComputeGradient``, te
 2.21: what gets ready enters ``op_stack`` at the other end than where it is taken). The gradient function of a recompute
 segment adds the replay and all its backward ops at once. So two branches take turns, segment by segment.
 
-Sums of gradients and updates run as soon as they can.
+Sums of gradients and updates run as soon as they can: the updates of a replayed segment's weights while it goes back.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def _turns(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int])
     last: tuple[int, str] | None = None
     for op, number in zip(ops, numbers, strict=True):
         key = None
-        if op.phase is Phase.UPDATE:
-            turns.append(Turn(-1, [op]))
-        elif number in replayed:
+        if number in replayed:
             if number not in whole:
                 whole[number] = Turn(number, [])
                 turns.append(whole[number])
             whole[number].ops.append(op)
+        elif op.phase is Phase.UPDATE:
+            turns.append(Turn(-1, [op]))
         elif op.unit is None:
             turns.append(Turn(number, [op]))
         else:

@@ -63,6 +63,12 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
     return found
 
 
+def is_kernel(tensor: Any) -> bool:
+    """Whether a kernel of a backward pass has made a tensor, one that others may wait for."""
+    operation = buffer_of(tensor).op
+    return _is_backward(operation) and _may_be_held(operation)
+
+
 def last_held(operation: Any, place: Mapping[int, int]) -> Any | None:
     """Return the last operation of a backward pass, of those that lead to one and itself, that others may wait for.
 

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.gradient_terms import gradients_in_terms
+from tf_memsaver.parity.control import is_kernel
 from tf_memsaver.parity.gates import after
 from tf_memsaver.parity.gradients import READY
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
@@ -88,7 +89,8 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     replayed = added[: end - start]
     parity.free_constants(replayed, gate)
     read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
-    return with_values(gradients, _released(values, sum(first.counts), gates.gate(read) if read else None, parity))
+    early = [_may_leave_early(first, place, shared) for place in range(len(first.weights))]
+    return with_values(gradients, _released(values, early, gates.gate(read) if read else None, parity))
 
 
 def _one_by_one(arrived: Mapping[int, tuple[tf.Tensor, Sequence[tf.Tensor]]]) -> tuple[Tensors, Tensors]:
@@ -123,33 +125,45 @@ def _filled(terms: Sequence[Gradient], count: int) -> Gradients:
     return [*terms, *[None] * (count - len(terms))]
 
 
+def _may_leave_early(first: FirstRun, weight: int, shared: Shared) -> bool:
+    """Whether the update may have the gradient of a weight before the others are there.
+
+    It may where the step runs in order, by which no other replay starts meanwhile, and nothing is added to it.
+    """
+    variable = first.variables[weight]
+    alone = first.variables.count(variable) == 1 and not first.function.is_read_elsewhere(variable)
+    return shared.ordered is not None and alone
+
+
 def _released(
-    gradients: Sequence[tf.Tensor | None], inputs: int, gate: tf.Tensor | None, parity: Parity
+    gradients: Sequence[tf.Tensor | None], early: Sequence[bool], gate: tf.Tensor | None, parity: Parity
 ) -> list[tf.Tensor | None]:
-    """Return gradients of inputs, then of weights, so that nobody gets one before all are there.
+    """Return gradients of inputs, then of weights, so that no replay starts before all are there.
 
     The replay of the segment before this one would otherwise start while weight gradients here still hold replayed
-    activations. One of them depends on ``gate`` by data.
+    activations. One gradient depends on ``gate`` by data: the smallest of those of weights, if there are any, since
+    nobody may want that of an input, if all that is in front of the segment is frozen, and graph optimisation would
+    take it out.
+
+    Those of weights that may be ``early`` wait for nothing where a kernel makes them: they would be in memory to the
+    end of the segment, with what their updates are made of.
     """
-    free = [place >= inputs and parity.may_leave_early(gradient) for place, gradient in enumerate(gradients)]
-    if gate is not None and all(gradient is None or is_free for gradient, is_free in zip(gradients, free, strict=True)):
-        free = [False] * len(gradients)
-    waiting = [gradient is not None and not is_free for gradient, is_free in zip(gradients, free, strict=True)]
-    together = iter(_together(list(itertools.compress(gradients, waiting)), sum(waiting[:inputs]), gate, parity))
-    return [next(together) if waits else gradient for gradient, waits in zip(gradients, waiting, strict=True)]
+    inputs = len(gradients) - len(early)
+    found = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}
+    free = {place for place, gradient in found.items() if place >= inputs and parity.may_leave_early(gradient)}
+    waiting = [place for place in found if (gate is not None and len(free) == len(found)) or place not in free]
+    smallest = _smallest({place: found[place] for place in waiting}, inputs)
+    released: list[tf.Tensor | None] = list(gradients)
+    with tf.control_dependencies([found[place].op for place in waiting]):
+        for place in waiting:
+            is_early = place >= inputs and place != smallest and early[place - inputs]
+            if not (is_early and is_kernel(found[place])):
+                with parity.named_as(found[place]):
+                    released[place] = after(gate if place == smallest else None, found[place], READY)
+    return released
 
 
-def _together(tensors: Tensors, first: int, gate: tf.Tensor | None, parity: Parity) -> list[tf.Tensor]:
-    """Return the tensors unchanged, but none before all are there; the smallest depends on ``gate`` by data.
-
-    The smallest of those from ``first`` on, of weights, if there are any: nobody may want the gradient of an input, if
-    all that is in front of the segment is frozen, and graph optimisation would take it out.
-    """
-    places = range(first if first < len(tensors) else 0, len(tensors))
-    smallest = min(places, key=lambda place: tensors[place].shape.num_elements() or sys.maxsize, default=0)
-    with tf.control_dependencies([t.op for t in tensors]):
-        copies = []
-        for place, tensor in enumerate(tensors):
-            with parity.named_as(tensor):
-                copies.append(after(gate if place == smallest else None, tensor, READY))
-        return copies
+def _smallest(gradients: Mapping[int, tf.Tensor], inputs: int) -> int:
+    """Return the place of the smallest gradient of a weight, or of an input if there is none of a weight."""
+    places = [place for place in gradients if place >= inputs] or list(gradients)
+    return min(places, key=lambda place: gradients[place].shape.num_elements() or sys.maxsize, default=0)

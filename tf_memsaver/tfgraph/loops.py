@@ -10,7 +10,7 @@ from tf_memsaver.cost import rules
 _WRITERS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """The operations that put an element into a list, and which of their inputs it is."""
 
-_SHARING = rules.VIEWS | {"ReadVariableOp"}
+_SHARING = rules.VIEWS | rules.MULTI_VIEWS | {"ReadVariableOp"}
 """Operations whose result is the buffer that they are given, or the variable's."""
 
 _ELEMENTS = frozenset({"TensorListGetItem", "TensorListPopBack"})
@@ -102,5 +102,5 @@ def most_live(body: Any, bytes_of: Callable[[Any], int], takes_over: Callable[[A
 def _shared(tensor: Any) -> Any:
     """Return the tensor of a step whose buffer another one is."""
     while tensor.op.type in _SHARING:
-        tensor = tensor.op.inputs[0]
+        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type in rules.MULTI_VIEWS else 0]
     return tensor

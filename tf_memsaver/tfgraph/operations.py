@@ -183,8 +183,13 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
             more, more_matrix, scratch = costs_of(inner, spec_of(inner, kernels), body)
             flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
             workspace = max(workspace, scratch)
-        if is_loop(operation):
-            workspace += most_live(body, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
+    if operation.type not in FUNCTION_CALLS:
+        # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given and returns.
+        alive = (
+            most_live(body, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
+            for body in bodies
+        )
+        workspace += sum(alive) if is_loop(operation) else max(alive)
     return flops, matrix_flops, workspace
 
 
