@@ -33,7 +33,7 @@ class Plan(Summarized):
     """A certified plan: contiguous segments over a model's units, and what the simulator predicts for it.
 
     ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan,
-    the first with a fixed margin for the device's allocator (``cost.device.POOL_SHARE``); ``step_overhead`` is the
+    the first with what the device's allocator wastes by chance (``cost.device.POOL_SPREAD``); ``step_overhead`` is the
     predicted extra step time as a share of the plain step; ``plan_seconds`` is the planning time without capture.
     ``strategy`` is the name that was asked for, ``planner`` the one that made the plan.
 
