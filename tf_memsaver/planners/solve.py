@@ -208,7 +208,10 @@ def _within(ask: Ask, problem: Problem, budget: int, judge: Judge, rounds: int) 
     best: tuple[float, Choice] | None = None
     resident, least, near = problem.graph.resident_bytes, 0, int(budget * BUDGET_PRECISION)
     low, limit, high = resident, budget, budget
-    for _ in range(rounds):
+    for number in range(2 * rounds):
+        # Twice as often while nothing is within the budget: what comes after is a plan of least memory.
+        if number >= rounds and (best is not None or rounds == 1):
+            break
         choice = ask(limit)
         if choice is None:
             low = limit
