@@ -102,6 +102,28 @@ def test_a_product_with_one_is_a_view_as_graph_optimisation_makes_it() -> None:
     assert graph.values[by_sigmoid.outputs[0]].alias_of is None and by_sigmoid.seconds > 0
 
 
+class Transposing(keras.Model):
+    """Products of three dimensions, and transpositions that move something or nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = layers.Dense(64, activation="tanh"), layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        x = tf.transpose(self.up(x), [1, 0, 2], name="moved")
+        return self.down(tf.transpose(tf.expand_dims(x, 0), [1, 0, 2, 3], name="of_size_1"))
+
+
+def test_a_transposition_that_moves_nothing_is_a_view_as_the_kernel_makes_it() -> None:
+    data = tf.data.Dataset.from_tensors((tf.zeros((32, 16, 64)), tf.zeros((16, 1, 32, 1))))
+    model = Transposing()
+    model.compile("sgd", "mse")
+    graph = capture_graph(model, data=data, granularity="layer")
+    made = [graph.values[op.outputs[0]] for op in graph.ops if op.type == "Transpose"]
+    moved = [value.name for value in made if value.alias_of is None]
+    assert len(made) == 7 and len(moved) == 2 and all("/moved" in name for name in moved)
+
+
 def test_capture_changes_nothing() -> None:
     model = models.residual_net()
     model.compile("adam", "mse")

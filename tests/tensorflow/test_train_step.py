@@ -574,6 +574,37 @@ def test_a_step_that_trains_nothing_that_can_be_replayed_says_so() -> None:
         tf_memsaver.optimize(compiled(Bare()), data=data())
 
 
+class Noisy(layers.Layer):
+    """Draws numbers that a replay could not draw again."""
+
+    def call(self, x: Any) -> Any:
+        return x * tf.random.uniform(tf.shape(x))
+
+
+class NoisyNetwork(keras.Model):
+    """Calls nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noises = [Noisy(name="first"), Noisy(name="last")]
+        self.scale = self.add_weight(shape=(WIDTH,), initializer="ones", name="scale")
+
+    def call(self, x: Any) -> Any:
+        return self.noises[1](tf.tanh(self.noises[0](self.scale * x)))
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(x, training=True) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_step_says_of_each_layer_that_a_network_calls_why_it_cannot_be_replayed() -> None:
+    said = r"'noisy_network/first' runs RandomUniform, .*; 'noisy_network/last' runs RandomUniform, "
+    with pytest.raises(UnsupportedModelError, match=said):
+        tf_memsaver.optimize(compiled(NoisyNetwork()), data=data())
+
+
 class Seen(layers.Layer):
     """Keeps what code around it reads."""
 
@@ -586,6 +617,24 @@ def test_a_step_that_cannot_be_traced_says_why() -> None:
     model = Pair(encoder=network("encoder"), decoder=network("decoder"))
     with pytest.raises(UnsupportedModelError, match=r"train_step of model 'pair' cannot be traced .*Compile the model"):
         tf_memsaver.optimize(model, data=data())
+
+
+def test_an_error_in_a_call_is_told_and_not_that_keras_has_met_one() -> None:
+    class Wrong(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(WIDTH)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x) @ tf.ones((3, 2))
+
+        def train_step(self, x: Any) -> Any:
+            return {"loss": tf.reduce_mean(self(x, training=True))}
+
+    with pytest.raises(
+        UnsupportedModelError, match=r"data \(ValueError: Dimensions must be equal, but are 8 and 3 for "
+    ):
+        tf_memsaver.optimize(compiled(Wrong()), data=data())
 
 
 class OwnCall(keras.Model):

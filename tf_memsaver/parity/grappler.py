@@ -112,14 +112,35 @@ _NEUTRAL = {"Mul": (1, (0, 1)), "RealDiv": (1, (1,)), "AddV2": (0, (0, 1)), "Sub
 """
 
 
+TRANSPOSITION = "Transpose"
+"""What keeps the order of all dimensions but those of size 1 makes no copy (``core/kernels/transpose_op.cc``).
+
+It is taken out as well, if its permutation is known (``constant_folding.cc: RemoveShuffleOrTranspose``). In a graph
+with a free batch dimension, ``tf.tensordot`` makes one in front of each product, and so does each ``Dense`` layer on
+tensors of three dimensions and more.
+"""
+
+
 def unchanged_operand(operation: Any) -> Any | None:
-    """Return the operand that an operation passes on unchanged because the other one is neutral, or None."""
+    """Return the operand that an operation passes on as it is, or None: the other one is neutral, or moves nothing."""
+    if operation.type == TRANSPOSITION:
+        return operation.inputs[0] if _keeps_order(*operation.inputs) else None
     neutral, places = _NEUTRAL.get(operation.type, (0, ()))
     for place in places:
         source = operation.inputs[1 - place]
         if is_scalar(operation.inputs[place], neutral) and source.dtype == operation.outputs[0].dtype:
             return source
     return None
+
+
+def _keeps_order(given: Any, permutation: Any) -> bool:
+    """Whether a permutation is known to move dimensions of size 1 alone; a gradient has the inverse of one."""
+    inverted = permutation.op.type == "InvertPermutation"
+    known = tf.get_static_value(permutation.op.inputs[0] if inverted else permutation)
+    if known is None or given.shape.rank is None:
+        return False
+    moved = [place for place in (known.argsort() if inverted else known) if given.shape[int(place)] != 1]
+    return moved == sorted(moved)
 
 
 def is_scalar(tensor: Any, number: int) -> bool:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.compat.graphs import FuncGraph
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import MemsaverError, UnsupportedModelError
 from tf_memsaver.program.boundaries import Boundaries
@@ -71,16 +72,10 @@ def heard_calls(model: Any, specs: Batch, chosen: Chosen | None = None, advice: 
         raise
     except Exception as error:  # Whatever a train_step that somebody wrote may raise.
         raise UnsupportedModelError(
-            f"{what_is_traced(model)} cannot be traced on its data ({type(error).__name__}: {_reason(error)}). {advice}"
+            f"{what_is_traced(model)} cannot be traced on its data ({first_line(error)}). {advice}"
         ) from error
     finally:
         release(graph)
-
-
-def _reason(error: Exception) -> str:
-    """Return what an error says, in a line; where Python was converted, TensorFlow puts the way to it before that."""
-    lines = str(error).strip().splitlines() or [""]
-    return lines[-1].strip() if lines[0].startswith("in user code") else lines[0]
 
 
 def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[Any]:

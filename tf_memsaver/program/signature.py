@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_models, keras_training
 from tf_memsaver.compat.graphs import FuncGraph
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
 from tf_memsaver.program.data import Batch
@@ -256,9 +257,9 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
         with tf.init_scope(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
     except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
-        # Keras lists the arguments of the call after its message.
-        reason = str(error).partition("Arguments received by")[0].strip().splitlines()[-1]
-        raise UnsupportedModelError(f"the call of model '{model.name}' cannot be traced: {reason}") from error
+        raise UnsupportedModelError(
+            f"the call of model '{model.name}' cannot be traced: {first_line(error)}"
+        ) from error
     finally:
         keras_training.clear_losses(model)
 

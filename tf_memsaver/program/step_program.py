@@ -123,8 +123,9 @@ class StepProgram(TrainingProgram):
             return None
         return self._programs[id(network)]
 
-    def _nothing_to_plan(self) -> UnsupportedModelError:
-        reasons = "; ".join(f"'{path}' {reason}" for path, reason in list(self._plain.items())[:_NAMED])
+    def _nothing_to_plan(self, units: Sequence[Unit] = ()) -> UnsupportedModelError:
+        pinned = ((unit.label, unit.pinned) for unit in units if unit.kind != "Python")
+        reasons = "; ".join(f"'{path}' {reason}" for path, reason in [*self._plain.items(), *pinned][:_NAMED])
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
             "Put what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
@@ -138,7 +139,7 @@ class StepProgram(TrainingProgram):
           UnsupportedModelError: nothing can be replayed.
         """
         if all(unit.pinned for unit in units):
-            raise self._nothing_to_plan()
+            raise self._nothing_to_plan(units)
 
     @property
     def stays_plain(self) -> str:

@@ -151,7 +151,7 @@ def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
 def _reason(layer: TracedLayer, group: GroupCall, resident: frozenset[int], slots: Mapping[int, int]) -> str:
     """Return why a layer's call cannot be replayed, or an empty string."""
     for member in group.members:
-        if member.operation.is_stateful and member.operation.type not in {*ASSIGNMENTS, "ReadVariableOp"}:
+        if not member.operation.only_reads and member.operation.type not in ASSIGNMENTS:
             return f"runs {member.operation.type}, which must run once"
     reads = [slot for slot in group.inputs if slot not in resident]
     return reason_against_replay(layer, reads, group.outputs, lambda tensor: slots.get(id(tensor)))

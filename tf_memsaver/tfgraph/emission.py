@@ -21,6 +21,7 @@ from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
     called_function,
     library_function,
+    only_reads,
     own_outputs,
     rivals,
 )
@@ -56,7 +57,8 @@ def free_dimension_is(batch_size: int) -> Iterator[None]:
 class Template:
     """An operation as it stood when it was listed; it does not keep its graph.
 
-    TensorFlow rewrites a loop in place when its gradient is taken, and drops graphs that nobody keeps.
+    TensorFlow rewrites a loop in place when its gradient is taken, and drops graphs that nobody keeps. ``only_reads``
+    tells that it has no state but variables, which it does not set.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class Template:
         "attributes",
         "dtypes",
         "name",
+        "only_reads",
         "read_dtypes",
         "shapes",
         "type",
@@ -90,6 +93,7 @@ class Template:
         self.dtypes = [tensor.dtype for tensor in outputs]
         self.shapes = [tensor.shape for tensor in outputs]
         self._definition = operation.op_def
+        self.only_reads = only_reads(operation, operation.graph)
         named = [func.name for value in self.attributes.values() for func in _named_in(value)]
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]

@@ -268,6 +268,14 @@ def hidden_state(operation: Any, graph: Any) -> str:
     return operation.type if operation.type != "Placeholder" else ""
 
 
+def only_reads(operation: Any, graph: Any) -> bool:
+    """Whether an operation, with all that it calls, has no state but variables, which it does not set."""
+    if operation.type in _CALLS:
+        bodies = _called_functions(operation, graph)
+        return all(only_reads(inner, body) for body in bodies for inner in body.get_operations())
+    return not operation.op_def.is_stateful or operation.type in ("Placeholder", "ReadVariableOp")
+
+
 def has_custom_gradient(operation: Any) -> bool:
     """Whether an operation ends a function that has a gradient of its own."""
     return operation.type == "IdentityN" and graphs.CUSTOM_GRADIENT in operation.node_def.attr
