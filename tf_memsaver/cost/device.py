@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-POOL_SPREAD = 0.6
+POOL_SPREAD = 0.8
 """What TensorFlow's allocator adds to the buffers of a step that runs in order, in units of their root sum of squares.
 
 ``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, 2.21) hands out a free chunk whole unless the rest is
@@ -18,7 +18,7 @@ the sizes. The factor is from the largest of twenty steps of ``fit`` on a CPU (d
 allocator.
 """
 
-MOST_POOL_SPREAD = 1.3
+MOST_POOL_SPREAD = 1.5
 """The same where a budget is at stake: what the largest of twenty steps needs in nine of ten cases, about."""
 
 
