@@ -9,7 +9,7 @@ import pytest
 from tf_memsaver.errors import InfeasibleBudgetError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
-from tf_memsaver.planners.compiled import MOST_COMPILED, least_of, quickest_within
+from tf_memsaver.planners.compiled import MOST_COMPILED, NEAR, least_of, quickest_within
 from tf_memsaver.planners.solve import curve
 from tools.shared.nets import chain
 
@@ -41,9 +41,27 @@ def test_the_quickest_within_a_budget(budget: int) -> None:
     plan, peak = quickest_within(PLANS, budget, compiler)
     assert peak == FALLING[PLANS.index(plan)] <= budget
     assert compiler.asked <= MOST_COMPILED
-    # Halving finds the very one, but for what is left when no more are compiled.
+    # What was expected is no help here: halving comes near the very one.
     best = next(place for place, each in enumerate(FALLING) if each <= budget)
-    assert PLANS.index(plan) - best <= len(PLANS) // 2 ** (MOST_COMPILED - 1)
+    assert PLANS.index(plan) - best <= 2
+
+
+@pytest.mark.parametrize("place", range(1, len(PLANS)))
+def test_what_is_expected_finds_the_quickest_at_once(place: int) -> None:
+    compiler = Compiler([2 * plan.peak_bytes for plan in PLANS])
+    plan, peak = quickest_within(PLANS, compiler.peaks[place], compiler, known=[PLANS[0]])
+    assert (plan, peak) == (PLANS[place], compiler.peaks[place]) and compiler.asked <= 1 + 1
+
+
+def test_others_show_what_is_possible_where_what_is_expected_is_wrong() -> None:
+    compiler = Compiler([100] * (len(PLANS) - 1) + [10])
+    assert quickest_within(PLANS[:-1], 50, compiler, others=PLANS[-1:]) == (PLANS[-1], 10)
+
+
+def test_what_was_compiled_before_is_taken() -> None:
+    compiler = Compiler(FALLING)
+    plan, peak = quickest_within(PLANS[:3], FALLING[-1], compiler, known=[PLANS[-1]])
+    assert (plan, peak) == (PLANS[-1], FALLING[-1])
 
 
 def test_the_slowest_is_not_always_the_least() -> None:
@@ -59,8 +77,9 @@ def test_the_least_that_was_compiled_is_named() -> None:
 
 
 def test_of_plans_that_are_as_good_the_quickest_is_taken() -> None:
-    level = Compiler([1000, *[510] * (len(PLANS) - 2), 500])
+    near = [place for place, plan in enumerate(PLANS) if plan.peak_bytes <= (1 + NEAR) * PLANS[-1].peak_bytes]
+    level = Compiler([1000, *[505] * (len(PLANS) - 2), 500])
     plan, peak = least_of(PLANS, level)
-    assert peak == 510 and plan != PLANS[-1] and level.asked <= MOST_COMPILED
+    assert (plan, peak) == (PLANS[near[0]], 505) and len(near) > 1 and level.asked <= MOST_COMPILED
     assert least_of(PLANS, Compiler(FALLING)) == (PLANS[-1], FALLING[-1])
     assert least_of(PLANS[:1], Compiler(FALLING)) == (PLANS[0], 100)

@@ -9,8 +9,10 @@ from absl import logging
 
 from tf_memsaver.check.compiled import compiled_step_memory
 from tf_memsaver.compat.keras_training import fit_compiles
+from tf_memsaver.cost.compiled import as_compiled, most_scratch
 from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
 from tf_memsaver.ir.segments import Segment
+from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.options.table import DEFAULT_MAX_OVERHEAD
 from tf_memsaver.plan.advice import WORTH_WHILE
 from tf_memsaver.plan.plan import Plan
@@ -22,7 +24,14 @@ from tf_memsaver.rewrite.optimized_model import make_optimized
 from tf_memsaver.units import format_bytes
 
 POINTS = 12
-"""Plans on the curve that those to be compiled are taken from."""
+"""Plans on each of the curves that those to be compiled are taken from."""
+
+
+LARGE_SCRATCH = 0.1
+"""Scratch memory of one operation that is so large a share of a plan's peak is told of,"""
+
+SAVED_WELL = 0.5
+"""if the plan does not save so large a share of the plain step's peak."""
 
 
 def is_for_xla(model: Any, request: Request) -> bool:
@@ -56,6 +65,10 @@ class CompiledSteps:
             self._peaks[plan.segments] = compiled_step_memory(model, self._specs).peak_bytes
         return self._peaks[plan.segments]
 
+    def __contains__(self, plan: Plan) -> bool:
+        """Whether a step by a plan was compiled."""
+        return plan.segments in self._peaks
+
 
 def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Plan:
     """Return the plan that XLA's compiler finds best among those that are proposed for a request.
@@ -65,39 +78,84 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
       InfeasibleOverheadError, HintError: as ``Plans.plan``.
     """
     free = replace(request, budget_bytes=None, budget_share=None)
-    plain = replace(plans.plan(Request(strategy="plain", granularity=request.granularity)), advice="")
+    proposed = _Proposed(plans)
+    plain = proposed.plain(request)
     plain_bytes = compiled(plain)
     request = replace(request.for_peak(plain_bytes), executor="xla")
-    plan, peak = _chosen(plans, free, request.budget_bytes, plain, compiled)
+    plan, peak = _chosen(proposed, free, request.budget_bytes, plain, compiled)
     found = replace(
         plan,
         request=request,
         strategy=request.strategy,
+        activation_bytes=plans.plan(_plain(request)).activation_bytes,
         peak_bytes=peak,
         plain_peak_bytes=plain_bytes,
         bound_seconds=None,
         gap=None,
     )
-    return replace(found, advice=_advice(found))
+    reasons = [_advice(found), _scratch_advice(found, *most_scratch(plans.graph))]
+    return replace(found, advice=". ".join(filter(None, reasons)))
 
 
-def _chosen(plans: Plans, free: Request, budget: int | None, plain: Plan, compiled: CompiledSteps) -> tuple[Plan, int]:
+def _scratch_advice(plan: Plan, name: str, nbytes: int) -> str:
+    """Return what keeps a plan from saving more, if that is scratch memory of an operation."""
+    if nbytes < LARGE_SCRATCH * plan.peak_bytes or plan.peak_bytes < (1 - SAVED_WELL) * plan.plain_peak_bytes:
+        return ""
+    return (
+        f"XLA's CPU compiler expands '{name}', which takes {format_bytes(nbytes)} of scratch memory that no plan "
+        f"changes; with jit_compile=False it takes none of that"
+    )
+
+
+def _plain(request: Request) -> Request:
+    return Request(strategy="plain", granularity=request.granularity)
+
+
+class _Proposed:
+    """What is proposed to the compiler: plans of a step as XLA fuses it, and as TensorFlow's executor runs it.
+
+    What each is expected to take is told of the fused step.
+    """
+
+    def __init__(self, plans: Plans) -> None:
+        self._of_executor = plans
+        self.plans = Plans(as_compiled(plans.graph), versions=plans.versions)
+
+    def plain(self, request: Request) -> Plan:
+        """Return the plain step."""
+        return replace(self.plans.plan(_plain(request)), advice="")
+
+    def curves(self, free: Request, most: float | None) -> tuple[list[Plan], list[Plan]]:
+        """Return plans that replay something within an overhead, in order of rising times, and others."""
+        free = free.without_limits()
+        both = self.plans.curve(free, POINTS), self._of_executor.curve(free, POINTS)
+        quick, others = (
+            [p for p in c if p.recomputed_units and (most is None or p.step_overhead <= most)] for c in both
+        )
+        peak_of = Simulator(self.plans.graph).reported_peak
+        known = {plan.segments for plan in quick}
+        return quick, [replace(p, peak_bytes=peak_of(p.segments)) for p in others if p.segments not in known]
+
+
+def _chosen(
+    proposed: _Proposed, free: Request, budget: int | None, plain: Plan, compiled: CompiledSteps
+) -> tuple[Plan, int]:
     if budget is not None and compiled(plain) <= budget:
         return plain, compiled(plain)
     if free.strategy != "auto":
-        plan = plans.plan(free)
+        plan = proposed.plans.plan(free)
         if budget is not None and compiled(plan) > budget:
             raise InfeasibleBudgetError(budget, compiled(plan))
         return plan, compiled(plan)
     most = DEFAULT_MAX_OVERHEAD if free.max_overhead is None and budget is None else free.max_overhead
-    curve = plans.curve(free.without_limits(), POINTS)
-    candidates = [p for p in curve if p.recomputed_units and (most is None or p.step_overhead <= most)]
-    if not candidates and budget is None:
-        plan = plans.plan(free)  # Nothing can be replayed so quickly: its advice says why.
-        return plan, compiled(plan)
+    quick, others = proposed.curves(free, most)
     if budget is not None:
-        return quickest_within(candidates or [plain], budget, compiled)
-    best = least_of(candidates, compiled)
+        known = [plain, *(plan for plan in [*quick, *others] if plan in compiled)]
+        return quickest_within(quick, budget, compiled, known, others)
+    if not quick and not others:
+        plan = proposed.plans.plan(free)  # Nothing can be replayed so quickly: its advice says why.
+        return plan, compiled(plan)
+    best = least_of(sorted([*quick, *others], key=lambda each: each.step_overhead), compiled)
     return best if best[1] <= (1 - WORTH_WHILE) * compiled(plain) else (plain, compiled(plain))
 
 

@@ -78,7 +78,10 @@ _BINARY = frozenset(
     Xdivy Xlogy""".split()
 )
 _OTHER_OVERWRITING = frozenset({"AddN", "SelectV2", "Softmax", "LogSoftmax", "ClipByValue"})
-_OVERWRITING = _UNARY | _BINARY | _OTHER_OVERWRITING
+ELEMENTWISE = _UNARY | _BINARY
+"""Ops that compute each element from those at the same place."""
+
+_OVERWRITING = ELEMENTWISE | _OTHER_OVERWRITING
 _LOSSES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
 """Their second output, the gradient, takes over the logits (kernels/xent_op.cc, sparse_xent_op.cc, TensorFlow 2.21)."""
 

@@ -1,8 +1,9 @@
 """A plan for a step that XLA compiles: our search proposes, XLA's compiler says what each of a few takes.
 
-XLA fuses and orders a step by rules of its own, so that the simulator's peaks are not those of a compiled step. What
-more recomputation saves there falls along the curve of plans, but not evenly: of several that come to much the same,
-the quickest is taken.
+XLA fuses and orders a step by rules of its own. The plans are searched on a step as it fuses it (``cost.compiled``), so
+that what they are expected to take is near what the compiler says, but not the same: of several that come to much the
+same, the quickest is taken. The order inside of a segment is XLA's, too, so that plans of more and shorter segments
+take less in places than one expects.
 """
 
 from __future__ import annotations
@@ -21,46 +22,94 @@ MOST_COMPILED = 5
 AS_GOOD = 0.02
 """Plans whose peaks are within so small a share of the least are as good as it: the quickest is taken."""
 
+AS_EXPECTED = 0.1
+"""Where peaks are within so large a share of what was expected, what is not expected to fit is not tried."""
 
-def quickest_within(plans: Sequence[Plan], budget: int, compiled: Compile) -> tuple[Plan, int]:
+NEAR = 0.3
+"""Plans that are expected to take up to so much more than the least may turn out to take less: they are compiled."""
+
+
+def quickest_within(
+    plans: Sequence[Plan], budget: int, compiled: Compile, known: Sequence[Plan] = (), others: Sequence[Plan] = ()
+) -> tuple[Plan, int]:
     """Return the quickest plan found whose compiled peak is within a budget, and that peak.
 
-    ``plans`` are in order of rising step times. The slowest is compiled first; if it fits, quicker ones are found by
-    halving, else others are tried, spread over all of them.
+    What ``plans`` were expected to take, scaled by what those compiled before came to, says which is the quickest.
+    If that is wrong twice, the slowest of ``others`` and then the plan that is expected to take least show what is
+    possible. Between one that fits and one that does not, what is left is halved.
+
+    Args:
+      plans: in order of rising step times.
+      budget: in bytes.
+      compiled: what the compiler says.
+      known: plans that were compiled before.
+      others: in order of rising step times, too; less is known of what they take.
 
     Raises:
       InfeasibleBudgetError: none of those compiled fits; it names the least peak of them.
     """
-    peaks: list[int] = []
-
-    def fits(plan: Plan) -> bool:
-        peaks.append(compiled(plan))
-        return peaks[-1] <= budget
-
-    last = next((place for place in _spread(len(plans)) if fits(plans[place])), None)
-    if last is None:
-        raise InfeasibleBudgetError(budget, min(peaks))
-    found, low, high = (plans[last], peaks[-1]), 0, last
-    while low < high and len(peaks) < MOST_COMPILED:
-        middle = (low + high) // 2
-        if fits(plans[middle]):
-            found, high = (plans[middle], peaks[-1]), middle
+    everything = sorted([*plans, *others], key=lambda plan: plan.step_overhead)
+    peaks = {plan.segments: (plan, compiled(plan)) for plan in known}
+    count, as_expected = len(peaks), True
+    while len(peaks) < count + MOST_COMPILED:
+        found = _quickest_of([plan for plan, peak in peaks.values() if peak <= budget])
+        left = [plan for plan in everything if plan.segments not in peaks]
+        if found is not None:
+            left = [plan for plan in left if plan.step_overhead < found.step_overhead]
+        guessed = [plan for plan in left if _expected(plan, list(peaks.values())) <= budget]
+        tries = len(peaks) - count
+        if tries < 2 and guessed:
+            plan = guessed[0]
+        elif found is not None and as_expected:
+            break
+        elif found is not None:
+            quicker = (p.step_overhead for p, _ in peaks.values() if p.step_overhead < found.step_overhead)
+            failed = max(quicker, default=0.0)
+            left = [plan for plan in left if plan.step_overhead > failed]
+            if not left:
+                break
+            plan = left[len(left) // 2]
+        elif left:
+            deep = [plan for plan in others[-1:] if plan.segments not in peaks]
+            plan = deep[0] if deep else min(left, key=lambda each: _expected(each, list(peaks.values())))
         else:
-            low = middle + 1
-    return found
+            break
+        expected, peak = _expected(plan, list(peaks.values())), compiled(plan)
+        as_expected = as_expected and abs(peak - expected) <= AS_EXPECTED * expected
+        peaks[plan.segments] = plan, peak
+    found = _quickest_of([plan for plan, peak in peaks.values() if peak <= budget])
+    if found is None:
+        raise InfeasibleBudgetError(budget, min(peak for _, peak in peaks.values()))
+    return peaks[found.segments]
+
+
+def _quickest_of(plans: Sequence[Plan]) -> Plan | None:
+    return min(plans, key=lambda plan: plan.step_overhead, default=None)
+
+
+def _expected(plan: Plan, compiled: Sequence[tuple[Plan, int]]) -> float:
+    """Return what a plan is expected to come to, by that of the nearest expected peak which was compiled."""
+    if not compiled:
+        return plan.peak_bytes
+    near, peak = min(compiled, key=lambda each: abs(each[0].peak_bytes - plan.peak_bytes))
+    return plan.peak_bytes * peak / near.peak_bytes
 
 
 def least_of(plans: Sequence[Plan], compiled: Compile) -> tuple[Plan, int]:
-    """Return the plan of least compiled peak among some that are spread evenly over ``plans``, and that peak.
+    """Return the plan of least compiled peak among some of ``plans`` that may have it (``NEAR``), and that peak.
 
-    Of plans that are as good (``AS_GOOD``) it is the first, which is the quickest if they are in that order.
+    ``plans`` are in order of rising step times. Of those that are as good (``AS_GOOD``) it is the first.
     """
-    found = [(plans[place], compiled(plans[place])) for place in sorted(_spread(len(plans)))]
+    least_expected = min(plan.peak_bytes for plan in plans)
+    near = [plan for plan in plans if plan.peak_bytes <= (1 + NEAR) * least_expected]
+    best = next(place for place, plan in enumerate(near) if plan.peak_bytes == least_expected)
+    places = {best, *_spread(len(near), MOST_COMPILED - 1)}
+    found = [(near[place], compiled(near[place])) for place in sorted(places)]
     least = min(peak for _, peak in found)
     return next(each for each in found if each[1] <= (1 + AS_GOOD) * least)
 
 
-def _spread(count: int) -> list[int]:
-    """Return at most ``MOST_COMPILED`` places among so many, the last first, spread evenly over them."""
-    kept = min(MOST_COMPILED, count)
-    return [round(place * (count - 1) / max(1, kept - 1)) for place in reversed(range(kept))]
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most so many places among ``count``, the first and the last, spread evenly over them."""
+    kept = min(most, count)
+    return [round(place * (count - 1) / max(1, kept - 1)) for place in range(kept)]

@@ -76,7 +76,7 @@ class Plans:
 
     def __init__(self, graph: Graph, *, versions: Versions = ()) -> None:
         """Prepare to plan ``graph``; ``versions`` as in ``solve``."""
-        self.graph, self._versions = graph, versions
+        self.graph, self.versions = graph, versions
         self._problems: dict[tuple[tuple[str, ...], ...], Problem] = {}
 
     def plan(self, request: Request) -> Plan:
@@ -88,7 +88,7 @@ class Plans:
         request = request.for_peak(problem.plain_reported_peak)
         problem = problem.with_limits(request)
         choice, peak_bytes = _propose(planner, problem)
-        plan = _plan(problem, choice, peak_bytes, begin, self._versions)
+        plan = _plan(problem, choice, peak_bytes, begin, self.versions)
         plan = replace(plan, advice=advice(problem.simulator, plan))
         if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
             raise InfeasibleOverheadError(request.max_overhead, plan.step_overhead)
@@ -104,7 +104,7 @@ class Plans:
             if choice.segments not in made:
                 problem.certify(choice.segments, choice.planner)
                 peak = problem.simulator.reported_peak(choice.segments)
-                made[choice.segments] = _plan(problem, choice, peak, begin, self._versions)
+                made[choice.segments] = _plan(problem, choice, peak, begin, self.versions)
                 begin = time.perf_counter()
         return tuple(curves.pareto(list(made.values())))
 

@@ -11,10 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.gradient_terms import gradients_in_terms
+from tf_memsaver.compat.graphs import is_compiled_by_xla
 from tf_memsaver.parity.control import is_kernel
-from tf_memsaver.parity.gates import after
+from tf_memsaver.parity.gates import Gates, after
 from tf_memsaver.parity.gradients import READY
-from tf_memsaver.parity.grappler import FUNCTION_SCOPE
+from tf_memsaver.parity.grappler import FILTER_GRADIENTS, FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
@@ -89,6 +90,8 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     replayed = added[: end - start]
     parity.free_constants(replayed, gate)
     read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
+    if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
+        return with_values(gradients, _released_by_data(values, read, gates))
     early = [_may_leave_early(first, place, shared) for place in range(len(first.weights))]
     return with_values(gradients, _released(values, early, gates.gate(read) if read else None, parity))
 
@@ -167,3 +170,20 @@ def _smallest(gradients: Mapping[int, tf.Tensor], inputs: int) -> int:
     """Return the place of the smallest gradient of a weight, or of an input if there is none of a weight."""
     places = [place for place in gradients if place >= inputs] or list(gradients)
     return min(places, key=lambda place: gradients[place].shape.num_elements() or sys.maxsize, default=0)
+
+
+def _released_by_data(
+    gradients: Sequence[tf.Tensor | None], read: Sequence[tf.Tensor], gates: Gates
+) -> list[tf.Tensor | None]:
+    """Return what ``_released`` does where control dependencies do not count.
+
+    XLA would else compute gradients of weights when the backward pass is over, and keep till then what they are
+    computed of. Measured with TensorFlow 2.21 on a CPU: a step of a BERT takes 34.3 MiB for 48.7, of a ViT 45.7 for
+    57.0. Where there are convolutions it is the other way round: 187.9 for 137.0 MiB, of a MobileNetV2.
+    """
+    waiting = [gradient for gradient in gradients if gradient is not None]
+    if not waiting:
+        return list(gradients)
+    # XLA goes through what the gate depends on in this order: those of the last layers are ready first.
+    gate = gates.gate([gates.first_elements(waiting[::-1]), *read])
+    return [None if gradient is None else after(gate, gradient, READY) for gradient in gradients]

@@ -69,7 +69,7 @@ def named(begins: Sequence[str], found: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in found if not begins or any(f"{cell.name}/".startswith(f"{each}/") for each in begins)]
 
 
-def made(cell: Cell) -> Any:
+def made(cell: Cell, *, jit_compile: bool = False) -> Any:
     """Return a compiled model and its data: four batches that are there from the start.
 
     On a CPU a dataset's batches come from the same allocator as the step's tensors: one that is made meanwhile would
@@ -87,7 +87,7 @@ def made(cell: Cell) -> Any:
         keras.mixed_precision.set_global_policy("mixed_float16")
     model = MODELS[cell.model][0]()
     name, options = OPTIMIZERS[cell.optimizer]
-    model.compile(getattr(keras.optimizers, name)(**options), "mse", jit_compile=False)
+    model.compile(getattr(keras.optimizers, name)(**options), "mse", jit_compile=jit_compile)
     x = batch_for(model, 4 * cell.batch_size, vocabulary=50)
     shape = (4 * cell.batch_size, *model.outputs[0].shape[1:])
     y = np.random.default_rng(0).random(shape, np.float32)

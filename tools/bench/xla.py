@@ -9,19 +9,17 @@ dataset. XLA orders for memory, as on GPUs; with ``--speed`` as on CPUs by itsel
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import app, flags
 
 from tf_memsaver.units import format_bytes
-from tools.shared.models.trained import MODELS
+from tools.bench.trained_cells import Cell, made
 from tools.shared.processes import in_own_process
-from tools.shared.results import RESULTS, machine_line, write_rows, write_text
+from tools.shared.results import RESULTS, KeptRows
 
 _MODELS = flags.DEFINE_list("models", [], "models of tools/shared/models/trained.py (default: those below)")
 _SPEED = flags.DEFINE_bool("speed", False, "XLA orders for speed, as on CPUs by itself, instead of for memory")
@@ -31,23 +29,16 @@ DEFAULT = ("bert", "gpt2", "encoder", "vit", "unet", "MobileNetV2", "VGG16")
 BUDGETS: dict[str, str | None] = {"plain": None, "default": None, "80%": "80%", "60%": "60%", "45%": "45%"}
 """What is run, and the budgets of ``optimize``."""
 
+KEY = ("model", "order", "variant")
+
 _REGION_BYTES = 6 << 30
 _FOR_MEMORY = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
 def _made(name: str) -> tuple[Any, Any]:
-    import keras
-    import numpy as np
-    import tensorflow as tf
+    from tools.shared.models.trained import MODELS
 
-    from tools.shared.training import batch_for
-
-    build, sizes = MODELS[name]
-    model = build()
-    model.compile(keras.optimizers.Adam(), "mse", jit_compile=True)
-    x = batch_for(model, 4 * sizes[-1], vocabulary=50)
-    y = np.random.default_rng(0).random((4 * sizes[-1], *model.outputs[0].shape[1:]), np.float32)
-    return model, tf.data.Dataset.from_tensor_slices((x, y)).batch(sizes[-1], drop_remainder=True).prefetch(1)
+    return made(Cell(name, "adam", MODELS[name][1][-1]), jit_compile=True)
 
 
 def plans(name: str, for_memory: bool) -> dict[str, Any]:
@@ -83,7 +74,7 @@ def step_bytes(name: str, plan: dict[str, Any] | None, for_memory: bool) -> int:
             model = tf_memsaver.apply_plan(model, tf_memsaver.Plan.from_json(plan), data=data)
         return model, data
 
-    return train(make, memsaver=False).step_bytes
+    return train(make, memsaver=False).later_bytes
 
 
 def _prepare(for_memory: bool) -> None:
@@ -157,20 +148,10 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def main(_: list[str]) -> int:
     """Run the models and write the table."""
-    output = Path(_OUTPUT.value)
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
-    if output.exists():
-        found = json.loads(output.read_text(encoding="utf-8"))["rows"]
-        rows = {(row["model"], row["order"], row["variant"]): row for row in found}
+    kept = KeptRows(_OUTPUT.value, "Steps that XLA compiles", KEY, summary, table)
     for name in _MODELS.value or DEFAULT:
-        made = rows_of(name, not _SPEED.value)
-        rows.update({(row["model"], row["order"], row["variant"]): row for row in made})
-        print("\n".join(table(made).splitlines()[2:]), flush=True)
-        kept = list(rows.values())
-        write_rows(output, kept)
-        head = ["# Steps that XLA compiles", "", machine_line(), "", *summary(kept), ""]
-        write_text(output.with_suffix(".md"), "\n".join(head) + "\n" + table(kept) + "\n")
-    print("\n".join(summary(list(rows.values()))))
+        kept.add(rows_of(name, not _SPEED.value))
+    kept.print_summary()
     return 0
 
 

@@ -46,13 +46,15 @@ class Outcome:
     """What twenty steps of ``fit`` or a loop came to; bytes are the device allocator's, the largest of all steps.
 
     ``step_bytes`` are what a plan speaks of: what training keeps, a batch, and what a step takes on top of what was
-    there when it began. A CPU's peak has the dataset and its prefetched batches, too, which on a GPU are elsewhere.
+    there when it began; ``later_bytes`` leave out the first step. A CPU's peak has the dataset and its prefetched
+    batches, too, which on a GPU are elsewhere.
     """
 
     losses: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: int = 0
     live_bytes: int = 0
     step_bytes: int = 0
+    later_bytes: int = 0
     step_seconds: float = 0.0
     optimize_seconds: float = 0.0
     predicted_bytes: int = 0
@@ -89,7 +91,8 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
     kept = tf.config.experimental.get_memory_info(watch.device)["current"]
     # The optimizer's slots may be made in the first step: there they are not what lay there before.
     steps = zip(watch.steps.peaks, watch.steps.lives, strict=True)
-    outcome.step_bytes = max(peak - max(live, kept) for peak, live in steps) + kept + batch
+    beyond = [peak - max(live, kept) for peak, live in steps]
+    outcome.step_bytes, outcome.later_bytes = (max(some) + kept + batch for some in (beyond, beyond[1:]))
     return outcome
 
 

@@ -89,8 +89,8 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 def total(row: dict[str, Any]) -> int:
-    """Return all bytes of a step. An updated weight counts beside the old one: TensorFlow hands no variable over."""
-    return int(row["argument_bytes"] + row["output_bytes"] + row["temporary_bytes"])
+    """Return all bytes of a step. What it returns are updated variables, which TensorFlow has made in their places."""
+    return int(row["argument_bytes"] + row["temporary_bytes"])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
