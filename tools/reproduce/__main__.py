@@ -48,7 +48,7 @@ def tasks(quick: bool) -> list[Task]:
     networks = [("ResNet-50", 64), ("ResNet-101", 64)] if quick else [(name, 224) for name in SHAPES]
     stepped = [("ResNet-101", 64)] if quick else [("ResNet-200", 224), ("ResNet-1001", 224)]
     chains, blocks = ((300,), (20,)) if quick else ((1_000, 3_000, 10_000), (500,))
-    sizes = (1_000, 4_000) if quick else (1_000, 10_000, 100_000)
+    sizes = (1_000, 4_000) if quick else (1_000, 3_000, 10_000, 30_000, 100_000)
     kinds = ("ResNet-like",) if quick else tuple(depth.GRAPHS)
     models = [("MobileNet", "4GiB")] if quick else [(n, b) for n in batches.NAMES for b in batches.BUDGETS]
     counts = [("dense layers", n) for n in chains] + [("transformer blocks", n) for n in blocks]
@@ -80,15 +80,21 @@ class Results:
 
     def __init__(self, quick: bool) -> None:
         self._quick, self._json = quick, RESULTS / "reproduce_paper.json"
-        reads = self._json.exists() and not quick
-        known = json.loads(self._json.read_text(encoding="utf-8"))["rows"] if reads else {}
-        self.rows: Rows = {part: known.get(part, {}) for part in PARTS}
+        self.rows: Rows = {part: {} for part in PARTS} if quick else self._kept()
+
+    def _kept(self) -> Rows:
+        known = json.loads(self._json.read_text(encoding="utf-8"))["rows"] if self._json.exists() else {}
+        return {part: known.get(part, {}) for part in PARTS}
 
     def add(self, part: str, name: str, row: Any) -> None:
-        """Take a row, and write all of them."""
-        self.rows[part][name] = row
+        """Take a row, and write it to those that are kept: other parts may have been run meanwhile."""
         if self._quick:
+            self.rows[part][name] = row
             return
+        self.rows = self._kept()
+        self.rows[part][name] = row
+        order = {task[1]: number for number, task in enumerate(tasks(quick=False))}
+        self.rows[part] = dict(sorted(self.rows[part].items(), key=lambda item: order.get(item[0], -1)))
         write_text(self._json.with_suffix(".md"), report.markdown(write_rows(self._json, self.rows)))
         if len(self.rows["resnets"]) > 1:
             write_text(ROOT / "docs" / "depth.svg", report.picture(self.rows["resnets"]))
