@@ -10,7 +10,7 @@ import pytest
 
 from tools.reproduce import report
 from tools.reproduce.growth import exponent
-from tools.reproduce.plot import drawn, ticks
+from tools.reproduce.plot import drawn, spread, ticks
 from tools.reproduce.shapes import SHAPES
 from tools.shared.results import RESULTS
 
@@ -44,6 +44,10 @@ def test_the_exponent_of_a_power_law() -> None:
 )
 def test_ticks_hold_the_values_between_them(least: float, most: float, expected: list[float]) -> None:
     assert ticks(least, most) == pytest.approx(expected)
+
+
+def test_names_do_not_cover_each_other() -> None:
+    assert spread([100.0, 20.0, 98.0, 95.0], 15) == [100.0, 20.0, 85.0, 70.0]
 
 
 def test_a_picture_has_every_line_and_stays_within_itself() -> None:

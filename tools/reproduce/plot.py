@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 880, 420, 70, 46, 110, 44
+LINE_HEIGHT = 15
 
 Line = Sequence[tuple[float, float]]
 """Points (x, y), both above 0."""
@@ -33,6 +34,15 @@ def ticks(least: float, most: float) -> list[float]:
     return found[begin : end + 1]
 
 
+def spread(heights: Sequence[float], least: float) -> list[float]:
+    """Return heights, the upper ones moved up (towards 0) until all are at least so far apart."""
+    placed = list(heights)
+    order = sorted(range(len(heights)), key=lambda number: -heights[number])
+    for lower, upper in itertools.pairwise(order):
+        placed[upper] = min(placed[upper], placed[lower] - least)
+    return placed
+
+
 def drawn(title: str, lines: Mapping[str, Line], across: str, unit: str) -> str:
     """Return lines by name as an SVG picture; the names stand where the lines end."""
     points = list(itertools.chain(*lines.values()))
@@ -55,11 +65,12 @@ def drawn(title: str, lines: Mapping[str, Line], across: str, unit: str) -> str:
     for tick in columns:
         parts.append(f'<path class="grid" d="M{x(tick):.1f},{TOP}V{HEIGHT - BOTTOM}"/>')
         parts.append(f'<text x="{x(tick):.1f}" y="{HEIGHT - 24}" text-anchor="middle">{tick:g}</text>')
+    heights = spread([y(line[-1][1]) for line in lines.values()], LINE_HEIGHT)
     for number, (name, line) in enumerate(lines.items()):
         path = "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line)
         parts.append(f'<path class="line c{number}" d="M{path}"/>')
         parts += [f'<circle class="c{number}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="3"/>' for a, b in line]
-        end = line[-1]
-        parts.append(f'<text class="name c{number}" x="{x(end[0]) + 10:.1f}" y="{y(end[1]) + 4:.1f}">{name}</text>')
+        place = f'x="{x(line[-1][0]) + 10:.1f}" y="{heights[number] + 4:.1f}"'
+        parts.append(f'<text class="name c{number}" {place}>{name}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{across} →</text>')
     return "\n".join([*parts, "</svg>\n"])
