@@ -204,18 +204,12 @@ def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int
 
     Keys are ids.
     """
-    wanted = step.reachable
-    unit_of: dict[int, int] = {}
-    readers: dict[int, list[Any]] = {}
-    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
-        if id(operation) not in wanted:
-            continue
-        if phase in phases and unit is not None:
-            unit_of[id(operation)] = unit
-        if operation.type not in rules.METADATA_READERS:
-            for tensor in operation.inputs:
-                readers.setdefault(id(tensor), []).append(operation)
-    return unit_of, readers
+    unit_of = {
+        id(operation): unit
+        for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True)
+        if phase in phases and unit is not None and id(operation) in step.reachable
+    }
+    return unit_of, step.readers
 
 
 def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], list[str]]:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.keras_variables import local_variable
+from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import MemoryKind, Phase
 from tf_memsaver.pace import counted
@@ -175,6 +176,16 @@ class TracedStep:
             stack.extend(operation.control_inputs)
         return wanted
 
+    @cached_property
+    def readers(self) -> dict[int, list[Any]]:
+        """The reachable operations that read more of a tensor than its shape, by the tensor's id."""
+        readers: dict[int, list[Any]] = {}
+        for operation in self.graph.get_operations():
+            if id(operation) in self.reachable and operation.type not in METADATA_READERS:
+                for tensor in operation.inputs:
+                    readers.setdefault(id(tensor), []).append(operation)
+        return readers
+
 
 class SparseGradients:
     """Finds the sparse gradients that are terms of sums, where the parts of a replay would come in another order."""
@@ -282,8 +293,8 @@ class _Tracer:
 
     def _mark(self, phase: Phase, unit: int | None) -> None:
         """Give all operations added since the last call to an owner."""
-        total = len(self._step.graph.get_operations())
-        self._step.owners.extend([(phase, unit)] * (total - len(self._step.owners)))
+        added = self._step.graph.num_operations() - len(self._step.owners)
+        self._step.owners.extend([(phase, unit)] * added)
 
     def _forward(self) -> list[tuple[Any, list[Any], list[Any]]]:
         self._loss_tensors: list[Any] = []

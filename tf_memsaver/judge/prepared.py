@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -53,6 +54,8 @@ class Prepared:
                     self.unit_of[value] = op.unit
         self.outlive = [self.roots[value] for value in graph.outputs if not self.resident[value]]
         """The buffers that are live when the step ends."""
+        self.buffers = [(self._buffers((*op.inputs, *op.outputs)), self._buffers(op.overwrites)) for op in graph.ops]
+        """For each op, the values that it touches and those that it may overwrite, each with its buffer."""
         self.static = [self._static_step(op) for op in graph.ops]
         """For each op, its step in the plain schedule."""
 
@@ -62,14 +65,17 @@ class Prepared:
         joined = self.graph.in_one_pass
         return self if joined is self.graph else Prepared(joined)
 
+    def _buffers(self, values: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        """Return values that are not resident, each with the value whose buffer it uses."""
+        return tuple((value, self.roots[value]) for value in values if not self.resident[value])
+
     def _static_step(self, op: Op) -> ScheduledOp:
-        roots, resident = self.roots, self.resident
-        touched = dict.fromkeys(roots[v] for v in (*op.inputs, *op.outputs) if not resident[v])
+        touched, overwritten = self.buffers[op.index]
         return ScheduledOp(
             op=op.index,
             replay=False,
-            touches=tuple(touched),
-            allocates=tuple(v for v in op.outputs if roots[v] == v and not resident[v]),
-            overwrites=tuple(dict.fromkeys(roots[v] for v in op.overwrites if not resident[v])),
+            touches=tuple(dict.fromkeys(root for _, root in touched)),
+            allocates=tuple(v for v in op.outputs if self.roots[v] == v and not self.resident[v]),
+            overwrites=tuple(dict.fromkeys(root for _, root in overwritten)),
             workspace=op.workspace_bytes,
         )

@@ -149,7 +149,7 @@ class _Writer:
     def _emit(self, op: Op, redirects: Redirects) -> None:
         prepared = self._prepared
         static = prepared.static[op.index]
-        if not any(value in redirects for value in op.inputs):
+        if redirects.keys().isdisjoint(op.inputs):
             self._schedule.steps.append(static)
             return
         for value in op.outputs:
@@ -171,13 +171,11 @@ class _Writer:
         self._append(op, True, redirects, tuple(made))
 
     def _append(self, op: Op, replay: bool, redirects: Redirects, made: tuple[int, ...]) -> None:
-        roots, resident = self._prepared.roots, self._prepared.resident
-        touches = {redirects.get(v, roots[v]): None for v in op.inputs if not resident[v]}
-        touches.update({redirects.get(v, roots[v]): None for v in op.outputs if not resident[v]})
-        overwrites = {redirects.get(v, roots[v]): None for v in op.overwrites if not resident[v]}
-        self._schedule.steps.append(
-            ScheduledOp(op.index, replay, tuple(touches), made, tuple(overwrites), op.workspace_bytes)
-        )
+        touched, overwritten = self._prepared.buffers[op.index]
+        get = redirects.get
+        touches = tuple(dict.fromkeys([get(value, root) for value, root in touched]))
+        overwrites = tuple(dict.fromkeys([get(value, root) for value, root in overwritten])) if overwritten else ()
+        self._schedule.steps.append(ScheduledOp(op.index, replay, touches, made, overwrites, op.workspace_bytes))
 
     def _needed(self, segment: Segment, backward: Sequence[Op]) -> tuple[list[Op], list[int]]:
         """Return the forward ops to replay, in order, and the values from outside that replay or backward read."""

@@ -62,9 +62,10 @@ def made_by_unit(problem: Problem) -> list[int]:
 
 def greedy_cuts(problem: Problem, made: Sequence[int], bound: float) -> list[int]:
     """Return the articulation points at which the bytes made since the last of them pass ``bound``."""
+    until = [0, *itertools.accumulate(made)]
     cuts, start = [], 0
     for cut in problem.articulation_points:
-        if sum(made[start : cut.position]) > bound:
+        if until[cut.position] - until[start] > bound:
             cuts.append(cut.position)
             start = cut.position
     return cuts
