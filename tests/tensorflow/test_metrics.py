@@ -41,7 +41,7 @@ class Broken(Counted):
 def segmenter(*metrics: Any) -> Any:
     keras.utils.set_random_seed(0)
     inputs = x = keras.Input((SIZE, SIZE, 3))
-    for _ in range(4):
+    for _ in range(12):
         x = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
     model = keras.Model(inputs, layers.Conv2D(1, 1, activation="sigmoid")(x))
     model.compile("sgd", "binary_crossentropy", metrics=list(metrics), jit_compile=False)

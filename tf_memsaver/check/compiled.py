@@ -14,7 +14,7 @@ from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 
-_T = TypeVar("_T")
+Asked = TypeVar("Asked")
 
 
 def compiled_step_memory(model: Any, specs: Batch) -> CompiledMemory:
@@ -37,7 +37,7 @@ def step_program(model: Any, specs: Batch) -> bytes:
     return _of_step(model, specs, program)
 
 
-def _of_step(model: Any, specs: Batch, ask: Callable[[Any, Any], _T]) -> _T:
+def _of_step(model: Any, specs: Batch, ask: Callable[[Any, Any], Asked]) -> Asked:
     step = train_step_of(model, specs)
     with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
         # What is built is built in a trace that nothing is asked of.

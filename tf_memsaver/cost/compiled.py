@@ -6,7 +6,7 @@ MobileNetV2, BERT and ViT:
 * a chain of elementwise operations is computed inside of what reads it (``xla/service/instruction_fusion.cc``), once
   for every reader: it takes memory only in front of a convolution, a product or a pooling, and a backward pass keeps
   what the chain begins with in its place. What is dear to compute, as an exponential, is not computed twice;
-* an update takes no memory beside its variable, and follows its own gradient;
+* an update takes no memory beside its variable;
 * kernels have no scratch memory of TensorFlow's. XLA's own on CPUs is that of two expanded operations: the gradient of
   a max-pooling (``select_and_scatter_expander.cc``: four 32-bit indices for every element that is read, and of every
   maximum), and the filter gradient of a depthwise convolution (``convolution_group_converter.cc``: of all pairs of
@@ -52,7 +52,7 @@ def as_compiled(graph: Graph) -> Graph:
     values = tuple(
         dataclasses.replace(value, nbytes=0) if value.index in fused.free else value for value in graph.values
     )
-    ops = _each_update_when_ready(graph, [fused.op(op) for op in graph.ops])
+    ops = tuple(dataclasses.replace(fused.op(op), after=()) for op in graph.ops)
     return dataclasses.replace(graph, values=values, ops=ops, device=IDEAL.kind)
 
 
@@ -64,25 +64,6 @@ def most_scratch(graph: Graph) -> tuple[str, int]:
     found = ((_expanded_bytes(graph, op), op.name) for op in graph.ops)
     nbytes, name = max(found, default=(0, ""), key=lambda each: each[0])
     return (name, nbytes) if nbytes else ("", 0)
-
-
-def _each_update_when_ready(graph: Graph, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Return ops so that an update stands after the last one that makes what it reads.
-
-    TensorFlow's executor has it wait for the gradients of all weights, which pass one operation together.
-    """
-    ready: dict[int, int] = {}
-    keys: list[tuple[int, int]] = []
-    for place, op in enumerate(ops):
-        key = place
-        if op.phase is Phase.UPDATE:
-            key = max((ready.get(graph.roots[value], -1) for value in op.inputs), default=-1)
-            key = key if key >= 0 else place
-        for value in op.outputs:
-            ready.setdefault(graph.roots[value], key)
-        keys.append((key, place))
-    order = sorted(range(len(ops)), key=keys.__getitem__)
-    return tuple(dataclasses.replace(ops[place], index=index, after=()) for index, place in enumerate(order))
 
 
 class _Fused:
@@ -136,8 +117,6 @@ class _Fused:
 
     def op(self, op: Op) -> Op:
         """Return an operation that reads what is there in memory, with XLA's scratch memory."""
-        if op.phase is Phase.UPDATE and op.type in MULTI_VIEWS:
-            return dataclasses.replace(op, inputs=(), outputs=())  # It would join what it only hands on.
         inputs: dict[int, None] = {}
         scratch = _scratch_bytes(self._graph, op)
         for value in op.inputs:
