@@ -44,6 +44,7 @@ def traced_graph(
         release(step.graph)
     finally:
         source.close()
+        shapes.forget_data()
     return graph
 
 

@@ -46,6 +46,10 @@ class DataShapes:
         """Return a graph to trace the step in; its placeholders are for the batch."""
         return ListenedGraph(name, self._needs, self._made)
 
+    def forget_data(self) -> None:
+        """Hold the batch no longer, nor what it is read from: the graph of the step may live as long as the process."""
+        self._batch = None
+
     def _can_be_worked_out(self, op_type: str, is_stateful: bool, inputs: Sequence[Any]) -> bool:
         """Whether what an operation makes is made of data and constants alone."""
         if is_stateful and op_type not in _LOOKUPS:
