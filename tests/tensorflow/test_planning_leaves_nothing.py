@@ -305,3 +305,18 @@ def test_objects_are_put_back_in_place() -> None:
         inner.more, holder.list = 7, None
     assert _looks(holder) == looks and holder.list is held == [1, [2]]
     assert holder.dict == {"a": [3]} and holder.set == {4} and not vars(inner)
+
+
+def test_a_dataset_goes_with_its_last_reference() -> None:
+    # The graph of a step with custom gradients lives as long as the process, and knew how to read the data.
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((WIDTH,))
+    model = keras.Model(inputs, layers.Dense(4)(layers.Activation("silu")(layers.Dense(WIDTH)(inputs))))
+    model.compile("adam", "mse", jit_compile=False)
+    data = tf.data.Dataset.from_tensors((tf.ones((256, WIDTH)), tf.ones((256, 4))))
+    alive = weakref.ref(data)
+    optimized = tf_memsaver.optimize(model, data=data, strategy="min_peak")
+    optimized.fit(data, shuffle=False, verbose=0)
+    del data
+    gc.collect()
+    assert alive() is None
