@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf_memsaver.cost.device import Device, device_named
-from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger
-from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.judge.prepared import Prepared, ScheduledOp
 from tf_memsaver.judge.schedule import Schedule, scheduled
 from tf_memsaver.judge.walk import walk
 
@@ -189,6 +189,7 @@ class Simulator:
     def _play(self, segments: tuple[Segment, ...], plays: int) -> list[int]:
         device = device_named(self.graph.device)
         schedule = scheduled(self.prepared, segments)
+        schedule.steps = self._with_late_updates(schedule.steps)
         dependencies = executor.Dependencies(schedule, self.graph)
         seconds = [self.graph.ops[step.op].seconds for step in schedule.steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
@@ -200,6 +201,20 @@ class Simulator:
             executor.run(schedule, dependencies, times, expensive, outlive, ledger, device.threads)
             peaks.append(ledger.peak_bytes)
         return peaks
+
+    def _with_late_updates(self, steps: Sequence[ScheduledOp]) -> list[ScheduledOp]:
+        """Return the steps of a plain schedule with each update after all that it waits for, or is made of."""
+        ops, place_of = self.graph.ops, {step.op: place for place, step in enumerate(steps)}
+        maker = {value: place for place, step in enumerate(steps) for value in ops[step.op].outputs}
+        keys: list[int] = []
+        for place, step in enumerate(steps):
+            op, key = ops[step.op], place
+            if op.phase is Phase.UPDATE:
+                before = [place_of[other] for other in op.after]
+                before += [maker[value] for value in op.inputs if value in maker]
+                key = max([place, *(keys[each] if each < place else each for each in before)])
+            keys.append(key)
+        return [steps[place] for place in sorted(range(len(steps)), key=lambda each: (keys[each], each))]
 
     def _replay_seconds(self, schedule: Schedule) -> float:
         ops = self.graph.ops

@@ -75,7 +75,9 @@ class _Tape:
         self._followers: list[list[int]] = [[] for _ in turns]
         for place, turn in enumerate(turns):
             before = {maker[value] for op in turn.ops for value in op.inputs if value in maker}
-            before |= {turn_of[other] for op in turn.ops for other in op.after if other in turn_of}
+            # In order, an update waits for what it reads.
+            waiting = [op for op in turn.ops if op.phase is not Phase.UPDATE]
+            before |= {turn_of[other] for op in waiting for other in op.after if other in turn_of}
             before.discard(place)
             self._before.append(before)
             for each in before:
