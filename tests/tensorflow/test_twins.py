@@ -83,6 +83,20 @@ def test_layers_share_traces_too(counted: _Counted) -> None:
     assert with_copies == described(model_graph(optimized))
 
 
+def test_a_layer_that_is_called_elsewhere_has_a_trace_of_its_own(counted: _Counted) -> None:
+    # Its weights' gradients are added to others, and so do not leave the segment before the rest.
+    x = inputs = keras.Input((8,))
+    blocks = [layers.Dense(8, activation="gelu", name=f"block_{name}") for name in "abcdefgh"]
+    for block in blocks:
+        x = block(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(blocks[4](x)))
+    optimized = optimized_between_cuts(model, length=1)
+    with_copies = described(model_graph(optimized))
+    assert counted.copied
+    counted.copying = False
+    assert with_copies == described(model_graph(optimized))
+
+
 def test_constants_of_replays_wait_for_nothing() -> None:
     # Else the optimizer leaves the constant of GELU's cube in its place: in bfloat16, bits differed after some steps.
     x = inputs = keras.Input((8,))

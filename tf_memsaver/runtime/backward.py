@@ -49,7 +49,7 @@ def gradients_of(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients
         for tensor, count in zip(first.inputs, first.counts, strict=True)
         for _ in range(count)
     ]
-    terms += [first.variables.count(v) > 1 or first.function.is_read_elsewhere(v) for v in first.variables]
+    terms += first.summed
     values = [
         parity.leaving(gradient, gates) if term and gradient is not None else gradient
         for gradient, term in zip(values_of(gradients), terms, strict=True)
@@ -95,6 +95,7 @@ def _described(first: FirstRun, arrived: Arrived, gates: Gates) -> twins.Replay 
             tuple(first.wanted),
             # A frozen layer runs the same operations as others, but its variables are held, and get no gradient.
             tuple(first.variables),
+            tuple(first.summed),
             first.ungated,
             tuple(gradient.op.type if gradient.op.type in RENAMED else "" for gradient in upstream),
             operations,

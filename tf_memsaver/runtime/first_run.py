@@ -63,6 +63,12 @@ class FirstRun:
         repeated = (itertools.repeat(*each) for each in zip(self.inputs, self.counts, strict=True))
         return [*itertools.chain.from_iterable(repeated), *self.weights]
 
+    @property
+    def summed(self) -> list[bool]:
+        """By weight, whether its gradient is added to others: the variable is read several times, or elsewhere, too."""
+        reads = Counter(self.variables)
+        return [reads[each] > 1 or self.function.is_read_elsewhere(each) for each in self.variables]
+
     def arriving(self, place: int, total: tf.Tensor, terms: Sequence[tf.Tensor] | None) -> Sequence[tf.Tensor]:
         """Return the gradient that has arrived for an output: in terms, where the function adds others to them."""
         return terms if terms and self.term_by_term[place] else (total,)

@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from tf_memsaver.compat.gradient_terms import gradients_in_terms
 from tf_memsaver.compat.graphs import is_compiled_by_xla
+from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.control import is_kernel
 from tf_memsaver.parity.gates import Gates, after
 from tf_memsaver.parity.gradients import READY
-from tf_memsaver.parity.grappler import FILTER_GRADIENTS, FUNCTION_SCOPE
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
@@ -92,7 +93,8 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
         return with_values(gradients, _released_by_data(values, read, gates))
-    early = [_may_leave_early(first, place, shared) for place in range(len(first.weights))]
+    # No other replay starts meanwhile in an ordered step: the update may have what nothing is added to.
+    early = [shared.ordered is not None and not each for each in first.summed]
     return with_values(gradients, _released(values, early, gates.gate(read) if read else None, parity))
 
 
@@ -126,16 +128,6 @@ def _filled(terms: Sequence[Gradient], count: int) -> Gradients:
     if len(terms) > count:
         terms = [*terms[: count - 1], tf.add_n([tf.convert_to_tensor(term) for term in terms[count - 1 :]])]
     return [*terms, *[None] * (count - len(terms))]
-
-
-def _may_leave_early(first: FirstRun, weight: int, shared: Shared) -> bool:
-    """Whether the update may have the gradient of a weight before the others are there.
-
-    It may where the step runs in order, by which no other replay starts meanwhile, and nothing is added to it.
-    """
-    variable = first.variables[weight]
-    alone = first.variables.count(variable) == 1 and not first.function.is_read_elsewhere(variable)
-    return shared.ordered is not None and alone
 
 
 def _released(
