@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from tf_memsaver.cost.device import CPU, IDEAL
-from tf_memsaver.cost.rules import ELEMENTWISE, MULTI_VIEWS, REDUCTIONS, VIEWS
+from tf_memsaver.cost.rules import ELEMENTWISE, FILTER_GRADIENTS, MULTI_VIEWS, REDUCTIONS, VIEWS
 from tf_memsaver.cost.workspace import RULES
 from tf_memsaver.ir.graph import Graph, Op, Phase
 
@@ -37,10 +37,7 @@ _FUSED = (ELEMENTWISE | _MOVES | VIEWS | MULTI_VIEWS) - _DEAR
 _FUSE_WITH = _FUSED | _DEAR | REDUCTIONS
 """and those that they are computed inside of."""
 
-_COPYING = frozenset(
-    """Conv2DBackpropFilter Conv2DBackpropInput Conv3DBackpropFilterV2 Conv3DBackpropInputV2
-    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput""".split()
-)
+_COPYING = frozenset({*FILTER_GRADIENTS, *FILTER_GRADIENTS.values()})
 """Operations whose operands are copied into another layout first; the copy is computed with what it is a copy of."""
 
 _NUMBER_BYTES = 4

@@ -61,6 +61,13 @@ VIEWS = frozenset(
 MULTI_VIEWS = frozenset({"IdentityN"})
 """Ops whose every output shares the buffer of the input at the same place."""
 
+FILTER_GRADIENTS = {
+    "Conv2DBackpropFilter": "Conv2DBackpropInput",
+    "Conv3DBackpropFilterV2": "Conv3DBackpropInputV2",
+    "DepthwiseConv2dNativeBackpropFilter": "DepthwiseConv2dNativeBackpropInput",
+}
+"""The gradients of kernels of convolutions; the gradient of its input, which the same function makes, comes before."""
+
 REDUCTIONS = frozenset({"ArgMax", "ArgMin", "BiasAddGrad", "Max", "Mean", "Min", "Prod", "Sum"})
 """Ops that read much and write little, at a lower rate."""
 

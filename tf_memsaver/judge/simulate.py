@@ -85,7 +85,7 @@ class Simulator:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.prepared = Prepared(graph)
-        self._peaks: dict[tuple[tuple[Segment, ...], bool], int] = {}
+        self._peaks: dict[tuple[Segment, ...], tuple[int, int]] = {}
         self._plays: dict[tuple[Segment, ...], list[int]] = {}
 
     def run(self, segments: Sequence[Segment]) -> Timeline:
@@ -130,19 +130,27 @@ class Simulator:
             replay_seconds=self._replay_seconds(schedule),
         )
 
-    def ordered_peak(self, segments: Sequence[Segment], device: Device, *, most: bool = False) -> int:
-        """Return the most bytes of the step as it runs in order: those live, and what the allocator adds to them.
+    def ordered_peak(self, segments: Sequence[Segment], device: Device) -> int:
+        """Return the most bytes of the step as it runs in order: those live, and what the allocator adds as a rule."""
+        return self._ordered_peaks(segments, device)[0]
 
-        Resident buffers count for the latter, too: an update gives a variable a new one.
+    def _ordered_peaks(self, segments: Sequence[Segment], device: Device) -> tuple[int, int]:
+        """Return that, and the same with what the allocator adds at most.
+
+        Resident buffers count for what it adds, too: an update gives a variable a new one.
         """
         schedule, outlive = scheduled(self.prepared, segments, taped=True), self.prepared.outlive
         live, _ = walk(schedule.steps, schedule.nbytes, outlive, self.graph.resident_bytes)
         steps = [step._replace(workspace=device.pooled_square(step.workspace)) for step in schedule.steps]
         resident = sum(map(device.pooled_square, self.prepared.resident_sizes))
         squares, _ = walk(steps, [device.pooled_square(each) for each in schedule.nbytes], outlive, resident)
-        spread = device.most_pool_spread if most else device.pool_spread
-        added = (round(spread * math.sqrt(each)) for each in squares)
-        return max(map(operator.add, live, added), default=self.graph.resident_bytes)
+        roots = list(map(math.sqrt, squares))
+
+        def most(spread: float) -> int:
+            added = (round(spread * root) for root in roots)
+            return max(map(operator.add, live, added), default=self.graph.resident_bytes)
+
+        return most(device.pool_spread), most(device.most_pool_spread)
 
     def reported_peak(self, segments: Sequence[Segment]) -> int:
         """Return the peak that ``get_memory_info`` would report.
@@ -150,26 +158,27 @@ class Simulator:
         A plan that replays something runs in order: its peak is that of one walk, and what the device's allocator adds.
         The plain step does not, so TensorFlow's executor is played. Each plan is judged once.
         """
-        return self._judged(tuple(segments), most=False)
+        return self._judged(tuple(segments))[0]
 
     def highest_peak(self, segments: Sequence[Segment]) -> int:
         """Return the peak that nine of ten steps stay under, about: what a budget is compared with.
 
         Where ``reported_peak`` has what the allocator adds as a rule, or the mean of some plays, this has the most.
         """
-        return self._judged(tuple(segments), most=True)
+        return self._judged(tuple(segments))[1]
 
-    def _judged(self, segments: tuple[Segment, ...], *, most: bool) -> int:
-        if (segments, most) not in self._peaks:
+    def _judged(self, segments: tuple[Segment, ...]) -> tuple[int, int]:
+        """Return the reported and the highest peak."""
+        if segments not in self._peaks:
             device = device_named(self.graph.device)
             if not device.threads:
                 peak = self.measure(segments).peak_bytes
+                self._peaks[segments] = peak, peak
             elif any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
-                peak = self.ordered_peak(segments, device, most=most)
+                self._peaks[segments] = self._ordered_peaks(segments, device)
             else:
-                peak = max(self._played_peaks(segments, PLAYS)) if most else self.played_peak(segments)
-            self._peaks[segments, most] = peak
-        return self._peaks[segments, most]
+                self._peaks[segments] = self.played_peak(segments), max(self._played_peaks(segments, PLAYS))
+        return self._peaks[segments]
 
     def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS) -> int:
         """Return the mean peak of steps in which ops run when TensorFlow's executor would start them.

@@ -6,10 +6,10 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_memsaver.compat.onednn import takes_onednn
+from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.grappler import (
     BIAS_GRADIENT,
-    FILTER_GRADIENTS,
     FUNCTION_SCOPE,
     FUSED_WITH_PAD,
     HELD_IN_ORDER,

@@ -17,6 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.cost.rules import FILTER_GRADIENTS
+
 # Sums ---------------------------------------------------------------------------------------------------------------
 
 ADDITIONS = frozenset({"Add", "AddV2"})
@@ -190,13 +192,6 @@ PASSED_STRAIGHT = frozenset({BIAS, "Identity", "Reshape", KEPT_IDENTITY})
 """Operations that hand the gradient of their output to their first input as it is."""
 
 # Control inputs: what may be told to wait -----------------------------------------------------------------------------
-
-FILTER_GRADIENTS = {
-    "Conv2DBackpropFilter": "Conv2DBackpropInput",
-    "Conv3DBackpropFilterV2": "Conv3DBackpropInputV2",
-    "DepthwiseConv2dNativeBackpropFilter": "DepthwiseConv2dNativeBackpropInput",
-}
-"""The gradients of kernels of convolutions; the gradient of its input, which the same function makes, comes before."""
 
 BIAS_GRADIENT, MERGED_WITH_BIAS_GRADIENT = "BiasAddGrad", "Conv2DBackpropFilter"
 """Two readers of one gradient that oneDNN makes one kernel, which rounds otherwise.

@@ -18,6 +18,7 @@ from absl import app, flags
 
 from tf_memsaver.units import format_bytes
 from tools.bench.trained_cells import Cell, made
+from tools.shared.models.trained import MODELS
 from tools.shared.processes import in_own_process
 from tools.shared.results import RESULTS, KeptRows
 
@@ -36,8 +37,6 @@ _FOR_MEMORY = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
 def _made(name: str) -> tuple[Any, Any]:
-    from tools.shared.models.trained import MODELS
-
     return made(Cell(name, "adam", MODELS[name][1][-1]), jit_compile=True)
 
 

@@ -11,13 +11,10 @@ plain.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from absl import app, flags
 
 from tools.examples.comparing import compare, examples, is_good, summary, table
-from tools.shared.results import RESULTS, machine_line, write_rows, write_text
+from tools.shared.results import RESULTS, KeptRows
 
 _NAMES = flags.DEFINE_list("names", [], "examples to run (default: all)")
 _OUTPUT = flags.DEFINE_string("output", str(RESULTS / "examples.json"), "where to write the JSON; a .md lies beside it")
@@ -25,24 +22,16 @@ _OUTPUT = flags.DEFINE_string("output", str(RESULTS / "examples.json"), "where t
 
 def main(_: list[str]) -> int:
     """Run the examples and write the tables."""
-    output = Path(_OUTPUT.value)
-    rows = {}
-    if output.exists():
-        rows = {row["example"]: row for row in json.loads(output.read_text(encoding="utf-8"))["rows"]}
-    names = _NAMES.value or examples()
+    kept = KeptRows(_OUTPUT.value, "Examples", ["example"], lambda rows: [f"{summary(rows)}."], table)
     failed = False
-    for name in names:
+    for name in _NAMES.value or examples():
         row = compare(name)
         if row["outcome"] == "skipped":
             print(f"{name} is skipped: {row['error']}", flush=True)
             continue
         failed |= not is_good(row)
-        rows[name] = row
-        print(table([rows[name]]).splitlines()[-1], flush=True)
-        write_rows(output, [rows[each] for each in sorted(rows)])
-    kept = [rows[name] for name in sorted(rows)]
-    write_text(output.with_suffix(".md"), f"# Examples\n\n{machine_line()}\n\n{summary(kept)}.\n\n{table(kept)}\n")
-    print(summary(kept))
+        kept.add([row], lambda each: each["example"])
+    kept.print_summary()
     return 1 if failed else 0
 
 
