@@ -127,7 +127,7 @@ def operations_of(model: Any, compiled: bool | None = None) -> Any:
 
 
 def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "takes_onednn", lambda: True)
+    monkeypatch.setattr(control, "has_onednn_for", lambda dtype: True)
     operations = operations_of(convolutions())
     pairs = [
         (kernel, bias)
@@ -146,7 +146,7 @@ def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes(monkeypa
 
 def test_gradients_of_kernels_take_turns_where_two_kernels_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each unfolds images into as much as 30 MiB, which two at a time would take twice.
-    monkeypatch.setattr(control, "takes_onednn", lambda: False)
+    monkeypatch.setattr(control, "has_onednn_for", lambda dtype: False)
     found = [each for each in operations_of(convolutions())["Conv2DBackpropFilter"] if each.control_inputs]
     assert len(found) >= 4
 
@@ -166,7 +166,7 @@ def test_an_operation_is_as_large_as_what_it_works_with() -> None:
     (operation,) = (each for each in operations if each.type == "Conv2DBackpropInput")
     operation.outputs[0].set_shape((None, 8, 8, 8))
     assert _touched(operation, 8, Kernels()) < 1 << 18
-    assert _touched(operation, 8, Kernels(unfolds=True)) > 1 << 24
+    assert _touched(operation, 8, Kernels(by_eigen=frozenset({"float32"}))) > 1 << 24
 
 
 def pair_of(gradient: Any, pairs: Any) -> Any:

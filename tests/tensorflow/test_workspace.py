@@ -41,8 +41,12 @@ def einsum(equation: str) -> Any:
     return lambda *factors: tf.einsum(equation, *factors)
 
 
-def half(*shape: int) -> Any:
-    return tf.cast(image(*shape), tf.bfloat16)
+def half(*shape: int, dtype: Any = tf.bfloat16) -> Any:
+    return tf.cast(image(*shape), dtype)
+
+
+def float16(*shape: int) -> Any:
+    return half(*shape, dtype=tf.float16)
 
 
 def equation_sums_much(spec: Any) -> bool:
@@ -57,6 +61,8 @@ def equation_sums_much(spec: Any) -> bool:
         ("Conv2DBackpropFilter", filter_gradient, [image(32, 16, 16, 64), image(32, 16, 16, 64)]),
         ("Conv2DBackpropInput", input_gradient, [image(3, 3, 64, 64), image(8, 64, 64, 64)]),
         ("Conv2DBackpropInput", input_gradient, [image(3, 3, 8, 8), image(64, 16, 16, 8)]),
+        ("Conv2DBackpropFilter", filter_gradient, [float16(32, 32, 32, 24), float16(32, 32, 32, 24)]),
+        ("Conv2DBackpropInput", input_gradient, [float16(3, 3, 24, 24), float16(32, 32, 32, 24)]),
         ("MaxPoolGrad", pool_gradient, [image(16, 64, 64, 64)]),
         ("MatMul", tf.matmul, [half(2048, 1024), half(1024, 2048)]),
         ("BatchMatMulV2", tf.matmul, [half(32, 256, 128), half(32, 128, 256)]),

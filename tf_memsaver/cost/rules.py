@@ -18,15 +18,14 @@ class Kernels:
     """Whose kernels run an op, as far as costs depend on it.
 
     ``compiled``: the op runs inside a function that XLA compiles. ``threads`` are those of a CPU's kernels.
-    ``unfolds``: gradients of convolutions are computed by Eigen from unfolded images, since oneDNN's kernels are not
-    taken. ``widened`` are the types whose products Eigen computes in float32.
+    ``by_eigen`` are the types that a CPU leaves to Eigen, since oneDNN's kernels are not taken for them: Eigen computes
+    gradients of convolutions from unfolded images, and products of 16-bit numbers in float32.
     """
 
     compiled: bool = False
     on_cpu: bool = True
     threads: int = 2
-    unfolds: bool = False
-    widened: frozenset[str] = frozenset()
+    by_eigen: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

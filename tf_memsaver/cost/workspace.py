@@ -35,7 +35,7 @@ def _filter_gradient(spec: OpSpec) -> int:
     if spec.kernels.compiled:
         groups = conv_groups(spec)
         return 2 * groups * spec.output_bytes[0] if groups > 1 else 0
-    if not spec.kernels.unfolds:
+    if not _is_by_eigen(spec):
         return 0
     image, work = _unfolded(spec, spec.output_shapes[0])
     return -(-_UNFOLDED_BYTES // work) * image
@@ -43,7 +43,7 @@ def _filter_gradient(spec: OpSpec) -> int:
 
 def _input_gradient(spec: OpSpec) -> int:
     """Return what the input gradient of a convolution takes in Eigen's kernel (``conv_grad_input_ops.cc``)."""
-    if spec.kernels.compiled or not spec.kernels.unfolds or not spec.input_shapes[1]:
+    if spec.kernels.compiled or not _is_by_eigen(spec) or not spec.input_shapes[1]:
         return 0
     image, work = _unfolded(spec, spec.input_shapes[1])
     one_by_one = spec.output_shapes[0][0] == 1 or work // spec.kernels.threads >= _WORTH_A_THREAD
@@ -58,6 +58,10 @@ def _unfolded(spec: OpSpec, kernel: tuple[int, ...]) -> tuple[int, int]:
     return size * rows * columns, size * (rows * columns + rows * channels + columns * channels)
 
 
+def _is_by_eigen(spec: OpSpec) -> bool:
+    return spec.attributes.get("T") in spec.kernels.by_eigen
+
+
 def _pool_gradient(spec: OpSpec) -> int:
     """Return the copy of the pooled tensor and the 64-bit places of its largest that ``maxpooling_op.cc`` makes."""
     if spec.kernels.compiled or not spec.kernels.on_cpu:
@@ -67,7 +71,7 @@ def _pool_gradient(spec: OpSpec) -> int:
 
 def _product(spec: OpSpec) -> int:
     """Return the float32 copies that Eigen's products of 16-bit numbers make of all three (``matmul_op_impl.h``)."""
-    if spec.kernels.compiled or spec.attributes.get("T") not in spec.kernels.widened:
+    if spec.kernels.compiled or not _is_by_eigen(spec) or spec.attributes["T"] not in ("bfloat16", "float16"):
         return 0
     return 2 * (sum(spec.input_bytes) + sum(spec.output_bytes))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tf_memsaver.compat.onednn import takes_onednn
+from tf_memsaver.compat.onednn import has_onednn_for
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.grappler import (
@@ -32,11 +32,10 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
     """Return kernels, and others by name, of a backward pass in the order in which they are to run.
 
     That is the order in which they were traced, but for the gradient of a convolution's kernel, which comes before that
-    of its input: it frees what the convolution read. With it goes the gradient of the bias. Where oneDNN's kernels are
-    taken, it makes one of the two, as long as neither waits for what the other does not: so both wait for nothing but
-    what they read.
+    of its input: it frees what the convolution read. With it goes the gradient of the bias. Where oneDNN has kernels
+    for their type, it makes one of the two, as long as neither waits for what the other does not: so both wait for
+    nothing but what they read.
     """
-    merges = takes_onednn()
     place = {id(each): number for number, each in enumerate(operations)}
     kernels = [each for each in operations if each.name in others or (_is_backward(each) and _may_be_held(each))]
     biases: dict[int, list[Any]] = {}
@@ -50,7 +49,7 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
         if each.type in FILTER_GRADIENTS:
             merged = (
                 biases.get(id(buffer_of(each.inputs[2])), [])
-                if merges and each.type == MERGED_WITH_BIAS_GRADIENT
+                if each.type == MERGED_WITH_BIAS_GRADIENT and has_onednn_for(each.outputs[0].dtype.name)
                 else []
             )
             group = [*(Held(bias, waits=False) for bias in merged if id(bias) not in moved), Held(each, not merged)]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import graphs
-from tf_memsaver.compat.onednn import has_onednn_for, takes_onednn
+from tf_memsaver.compat.onednn import has_onednn_for
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.tfgraph.loops import added_by_step, most_live
@@ -142,8 +142,7 @@ def kernels_here() -> rules.Kernels:
         return rules.Kernels(on_cpu=False)
     return rules.Kernels(
         threads=tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1,
-        unfolds=not takes_onednn(),
-        widened=frozenset(each for each in ("bfloat16", "float16") if not has_onednn_for(each)),
+        by_eigen=frozenset(each for each in ("bfloat16", "float16", "float32", "float64") if not has_onednn_for(each)),
     )
 
 
