@@ -102,6 +102,25 @@ def test_a_product_with_one_is_a_view_as_graph_optimisation_makes_it() -> None:
     assert graph.values[by_sigmoid.outputs[0]].alias_of is None and by_sigmoid.seconds > 0
 
 
+def test_a_sum_that_only_another_sum_reads_is_part_of_it_as_graph_optimisation_makes_it() -> None:
+    inputs = keras.Input((16, 64))
+    shared = layers.Dense(64, activation="tanh")(inputs)
+    branches = [layers.Dense(64)(layers.LayerNormalization()(shared)) for _ in range(3)]
+    graph = capture_graph(keras.Model(inputs, layers.Add()(branches)), batch_size=256)
+    sums = [op for op in graph.ops if op.type == "AddN" and op.phase is Phase.BACKWARD]
+    assert max(len(op.inputs) for op in sums) == 9
+    made = {value for op in sums for value in op.outputs}
+    assert not any(made.intersection(op.inputs) for op in sums)
+
+
+def test_the_gradient_of_a_kernel_comes_before_that_of_its_input_as_in_an_ordered_step() -> None:
+    graph = capture_graph(models.residual_net(), batch_size=64)
+    place = {op.name: op.index for op in graph.ops}
+    pairs = [(name, name.replace("Filter", "Input")) for name in place if name.endswith("Conv2DBackpropFilter")]
+    both = [(place[first], place[second]) for first, second in pairs if second in place]
+    assert len(both) == 3 and all(first < second for first, second in both)
+
+
 class Transposing(keras.Model):
     """Products of three dimensions, and transpositions that move something or nothing."""
 

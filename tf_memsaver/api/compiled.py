@@ -89,6 +89,7 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
         strategy=request.strategy,
         activation_bytes=plans.plan(_plain(request)).activation_bytes,
         peak_bytes=peak,
+        highest_peak_bytes=peak,
         plain_peak_bytes=plain_bytes,
         bound_seconds=None,
         gap=None,

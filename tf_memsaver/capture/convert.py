@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +20,8 @@ from tf_memsaver.cost.device import Device, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value, roots_of
 from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
+from tf_memsaver.parity.control import filter_gradients_first
+from tf_memsaver.parity.grappler import SUMS
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import free_dimension_is
 from tf_memsaver.tfgraph.operations import costs_of, kernels_here, shaped_like, spec_of, tensor_bytes
@@ -100,6 +103,8 @@ class _Builder:
         self._step, self._device, self._kernels = step, device, kernels_here()
         self.values: list[Value] = []
         self._value_of: dict[int, int] = {}
+        self._terms_of: dict[int, list[int]] = {}
+        """The values that a sum adds up which another one is joined with."""
         self._operations = step.graph.get_operations()
         self._weight_gradients = {id(t) for t in step.weight_gradients}
         self._residents = source.residents()
@@ -169,7 +174,9 @@ class _Builder:
     def _execution_order(self) -> list[int]:
         """Return the places of the operations: in each pass those of the forward pass, then the others."""
         owners, passes = self._step.owners, self._step.passes or [0] * len(self._operations)
-        return sorted(range(len(owners)), key=lambda place: (passes[place], owners[place][0] is not Phase.FORWARD))
+        place_of = {id(operation): place for place, operation in enumerate(self._operations)}
+        places = [place_of[id(operation)] for operation in filter_gradients_first(self._operations)]
+        return sorted(places, key=lambda place: (passes[place], owners[place][0] is not Phase.FORWARD))
 
     def _with_waits(self, ordered: list[Op], listed: dict[int, int]) -> list[Op]:
         """Give every op the ops that it waits for, seen through operations that are not listed."""
@@ -218,10 +225,28 @@ class _Builder:
         if op_type in rules.METADATA_READERS:
             return None
         outputs = [t for t in operation.outputs if tensor_bytes(t) > TINY_BYTES]
-        inputs = [self._value_of[id(t)] for t in operation.inputs if id(t) in self._value_of]
+        inputs = self._values_of(operation.inputs)
+        if phase is Phase.BACKWARD and self._is_joined(operation):
+            self._terms_of[id(operation.outputs[0])] = inputs
+            return None
         if not outputs and not any(self.values[i].nbytes for i in inputs):
             return None
         return self._make(operation, phase, unit, index, inputs)
+
+    def _values_of(self, tensors: Iterable[Any]) -> list[int]:
+        found: list[int] = []
+        for tensor in tensors:
+            value = self._value_of.get(id(tensor))
+            found += self._terms_of.get(id(tensor), []) if value is None else [value]
+        return found
+
+    def _is_joined(self, operation: Any) -> bool:
+        """Whether a sum is made one with the sum that reads it, so that its terms wait for those of the other one."""
+        if operation.type not in SUMS or operation.control_inputs:
+            return False
+        (total,) = operation.outputs
+        readers = [each for each in total.consumers() if id(each) in self._step.reachable]
+        return len(readers) == 1 and readers[0].type in SUMS and readers[0].outputs[0].shape == total.shape
 
     def _make(self, operation: Any, phase: Phase, unit: int | None, index: int, inputs: list[int]) -> Op:
         spec = spec_of(operation, self._kernels)

@@ -20,7 +20,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tf_memsaver.cost.device import Device, device_named
+from tf_memsaver.cost.device import MOST_OF_RACING, Device, device_named
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge import executor
@@ -161,7 +161,7 @@ class Simulator:
         return self._judged(tuple(segments))[0]
 
     def highest_peak(self, segments: Sequence[Segment]) -> int:
-        """Return the peak that nine of ten steps stay under, about: what a budget is compared with.
+        """Return the peak that steps stay under, about: what a budget is compared with.
 
         Where ``reported_peak`` has what the allocator adds as a rule, or the mean of some plays, this has the most.
         """
@@ -177,7 +177,8 @@ class Simulator:
             elif any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
                 self._peaks[segments] = self._ordered_peaks(segments, device)
             else:
-                self._peaks[segments] = self.played_peak(segments), max(self._played_peaks(segments, PLAYS))
+                played = self.played_peak(segments)
+                self._peaks[segments] = played, round(played * MOST_OF_RACING)
         return self._peaks[segments]
 
     def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS) -> int:

@@ -62,6 +62,17 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
     return found
 
 
+def filter_gradients_first(operations: Sequence[Any]) -> list[Any]:
+    """Return operations as they were traced, but each gradient of a convolution's kernel before that of its input."""
+    place = {id(each): number for number, each in enumerate(operations)}
+    first = {id(_before(each, place)): each for each in operations if each.type in FILTER_GRADIENTS}
+    found: dict[int, Any] = {}
+    for each in operations:
+        for one in (first.get(id(each), each), each):
+            found.setdefault(id(one), one)
+    return list(found.values())
+
+
 def is_kernel(tensor: Any) -> bool:
     """Whether a kernel of a backward pass has made a tensor, one that others may wait for."""
     operation = buffer_of(tensor).op

@@ -201,11 +201,11 @@ after Grappler, which may take one away that data implies). The gradient is inpu
 """
 
 HELD_IN_ORDER = frozenset(
-    """AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAddGrad BroadcastTo Conv2D
-    Conv2DBackpropInput Conv3D Conv3DBackpropInputV2 EluGrad FusedBatchNormGradV3 LeakyReluGrad MatMul MaxPool3DGrad
-    MaxPoolGrad Relu6Grad ReluGrad ResizeBicubicGrad ResizeBilinearGrad ResizeNearestNeighborGrad SeluGrad Slice
-    SoftplusGrad SoftsignGrad Sum Tile""".split()
-).union(FILTER_GRADIENTS)
+    """AvgPool3DGrad AvgPoolGrad BatchMatMul BatchMatMulV2 BatchMatMulV3 BatchToSpaceND BiasAddGrad BroadcastTo Conv2D
+    Conv3D Einsum EluGrad FusedBatchNormGradV3 LeakyReluGrad MatMul MaxPool3DGrad MaxPoolGrad Relu6Grad ReluGrad
+    ResizeBicubicGrad ResizeBilinearGrad ResizeNearestNeighborGrad SeluGrad Slice SoftplusGrad SoftsignGrad
+    SpaceToBatchND Sum Tile""".split()
+).union(FILTER_GRADIENTS, FILTER_GRADIENTS.values())
 """Operations of backward passes that no pass fuses, reorders or joins with others by whether they wait for something.
 
 Sums, products and other arithmetic are none of them: ``arithmetic_optimizer.cc`` leaves alone what waits or is waited

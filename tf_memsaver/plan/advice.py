@@ -38,13 +38,13 @@ _SMALLER_UNITS = {
 
 def advice(simulator: Simulator, plan: Plan) -> str:
     """Return why a plan saves less than ``WORTH_WHILE``, or may not keep its budget, and what to try; or nothing."""
-    return " ".join(filter(None, (_of_savings(simulator, plan), _of_budget(simulator, plan))))
+    return " ".join(filter(None, (_of_savings(simulator, plan), _of_budget(plan))))
 
 
-def _of_budget(simulator: Simulator, plan: Plan) -> str:
+def _of_budget(plan: Plan) -> str:
     """Return what to do about a budget that no plan keeps by what the allocator takes at most."""
-    budget = plan.request.budget_bytes
-    if budget is None or (highest := simulator.highest_peak(plan.segments)) <= budget:
+    budget, highest = plan.request.budget_bytes, plan.highest_peak_bytes
+    if budget is None or highest <= budget:
         return ""
     return (
         f"a step may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, since "

@@ -33,8 +33,10 @@ class Plan(Summarized):
     """A certified plan: contiguous segments over a model's units, and what the simulator predicts for it.
 
     ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan,
-    the first with what the device's allocator wastes by chance (``cost.device.POOL_SPREAD``); ``step_overhead`` is the
-    predicted extra step time as a share of the plain step; ``plan_seconds`` is the planning time without capture.
+    the first with what the device's allocator wastes by chance (``cost.device.POOL_SPREAD``); ``highest_peak_bytes`` is
+    about the most that any step takes, which a budget is compared with (0 in a plan of an older file).
+    ``step_overhead`` is the predicted extra step time as a share of the plain step; ``plan_seconds`` is the planning
+    time without capture.
     ``strategy`` is the name that was asked for, ``planner`` the one that made the plan.
 
     ``bound_seconds`` is a proven lower bound on the replay seconds of such plans within the budget, and ``gap`` how far
@@ -71,6 +73,7 @@ class Plan(Summarized):
     data_shapes: tuple[tuple[int, ...], ...] = ()
     activation_bytes: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
+    highest_peak_bytes: int = 0
 
     @property
     def fingerprint(self) -> str:
@@ -138,6 +141,7 @@ class Plan(Summarized):
             "planner": self.planner,
             "peak_bytes": self.peak_bytes,
             "plain_peak_bytes": self.plain_peak_bytes,
+            "highest_peak_bytes": self.highest_peak_bytes,
             "step_overhead": self.step_overhead,
             "plan_seconds": self.plan_seconds,
             "bound_seconds": self.bound_seconds,
@@ -190,6 +194,7 @@ class Plan(Summarized):
             data_shapes=fields.get_or_none("data_shapes", several(several(whole(0)))) or (),
             activation_bytes=of_units(units, "activation_bytes", whole(0)),
             reasons=of_units(units, "reason", text),
+            highest_peak_bytes=fields.get_or_none("highest_peak_bytes", whole(0)) or 0,
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(
@@ -253,7 +258,7 @@ class Plan(Summarized):
         share = f" ({self.peak_bytes / self.plain_peak_bytes:.0%})" if self.plain_peak_bytes else ""
         rows = [
             ("peak now", format_bytes(self.plain_peak_bytes)),
-            ("peak planned", f"{format_bytes(self.peak_bytes)}{share}"),
+            ("peak planned", f"{format_bytes(self.peak_bytes)}{share}{self._at_most()}"),
             ("step time", f"{self.step_overhead:+.1%}"),
             ("recomputed", f"{len(self.recomputed_units)} of {len(self.labels)} layers, in {segments} segments"),
             ("kept", f"{len(self.kept)} layers, and {pinned} that must be"),
@@ -261,6 +266,11 @@ class Plan(Summarized):
         ]
         rows += [(name, told) for name, told in (("advice", self.advice), ("note", self.note)) if told]
         return f"Plan for batch size {self.batch_size}, {self.judged} (planner {self.planner})", rows
+
+    def _at_most(self) -> str:
+        if self.highest_peak_bytes <= self.peak_bytes:
+            return ""
+        return f", at most about {format_bytes(self.highest_peak_bytes)}"
 
     def _limits(self) -> str:
         budget, overhead = self.request.budget_bytes, self.request.max_overhead

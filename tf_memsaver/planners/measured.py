@@ -33,6 +33,6 @@ def plan_that_keeps(plan: Plan, plan_for: Callable[[int], Plan], measure: Measur
         try:
             plan = plan_for(max(1, budget - margin))
         except InfeasibleBudgetError as error:
-            if error.least_bytes >= plan.peak_bytes:
+            if error.least_bytes >= plan.highest_peak_bytes:
                 raise InfeasibleBudgetError(budget, min(peaks)) from None
             plan, margin = plan_for(error.least_bytes), budget - error.least_bytes

@@ -48,7 +48,7 @@ def solve(graph: Graph, request: Request, *, versions: Versions = ()) -> Plan:
       InvalidRequestError: an unknown strategy, or a limit that has no meaning.
       HintError: a hint matches no layer, or hints contradict each other.
       InfeasibleBudgetError: the plan's simulated peak is above the budget; ``least_bytes`` is one that planners with a
-        fallback keep.
+        fallback keep by what a step takes at most.
       InfeasibleOverheadError: the request has a ``max_overhead`` and the plan needs more.
       CertificationError: the proposal is no cover of the units, breaks a hint, or cuts where no segment may end.
     """
@@ -133,6 +133,7 @@ def _plan(
         strategy=request.strategy,
         planner=choice.planner,
         peak_bytes=peak_bytes,
+        highest_peak_bytes=problem.simulator.highest_peak(choice.segments),
         plain_peak_bytes=problem.plain_reported_peak,
         step_overhead=overhead,
         plan_seconds=time.perf_counter() - begin,
@@ -186,17 +187,17 @@ def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice
             return None
 
     rounds, highest_peak = MOST_BUDGET_ROUNDS if planner.keeps_budget else 1, problem.simulator.highest_peak
-    best, _ = _within(ask, problem, budget, highest_peak, rounds)
+    best, least = _within(ask, problem, budget, highest_peak, rounds)
     if best is not None:
         yield best
     others = [_certified(p, problem.with_budget(None, p.name)) for p in map(planner_named, planner.falls_back_to)]
     near = [choice for choice, peak in others if peak <= budget]
     yield from sorted(near, key=lambda choice: max(budget, highest_peak(choice.segments)))
-    last, least = _within(ask, problem, budget, problem.simulator.reported_peak, rounds)
+    last, _ = _within(ask, problem, budget, problem.simulator.reported_peak, rounds)
     if last is not None:
         yield last
     elif best is None and not near:
-        raise InfeasibleBudgetError(budget, min((peak for _, peak in others), default=least))
+        raise InfeasibleBudgetError(budget, min((highest_peak(each.segments) for each, _ in others), default=least))
 
 
 def _within(ask: Ask, problem: Problem, budget: int, judge: Judge, rounds: int) -> tuple[Choice | None, int]:

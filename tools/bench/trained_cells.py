@@ -70,11 +70,7 @@ def named(begins: Sequence[str], found: Sequence[Cell]) -> list[Cell]:
 
 
 def made(cell: Cell, *, jit_compile: bool = False) -> Any:
-    """Return a compiled model and its data: four batches that are there from the start.
-
-    On a CPU a dataset's batches come from the same allocator as the step's tensors: one that is made meanwhile would
-    count as the step's.
-    """
+    """Return a compiled model and its data, four batches where these are made for it."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -82,7 +78,8 @@ def made(cell: Cell, *, jit_compile: bool = False) -> Any:
     from tools.shared.training import batch_for
 
     if not cell.optimizer:
-        return importlib.import_module(f"tools.examples.{cell.model}").make()
+        model, data = importlib.import_module(f"tools.examples.{cell.model}").make()
+        return model, _premade(data)
     if cell.optimizer == "mixed":
         keras.mixed_precision.set_global_policy("mixed_float16")
     model = MODELS[cell.model][0]()
@@ -91,11 +88,20 @@ def made(cell: Cell, *, jit_compile: bool = False) -> Any:
     x = batch_for(model, 4 * cell.batch_size, vocabulary=50)
     shape = (4 * cell.batch_size, *model.outputs[0].shape[1:])
     y = np.random.default_rng(0).random(shape, np.float32)
-    batches = list(tf.data.Dataset.from_tensor_slices((x, y)).batch(cell.batch_size))
-    data = tf.data.Dataset.from_tensors(batches[0])
-    for batch in batches[1:]:
-        data = data.concatenate(tf.data.Dataset.from_tensors(batch))
-    return model, data
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(cell.batch_size, drop_remainder=True)
+    return model, _premade(data)
+
+
+def _premade(data: Any) -> Any:
+    """Return a dataset whose batches are there from the start.
+
+    On a CPU they come from the same allocator as the step's tensors: one that is made meanwhile would count as the
+    step's.
+    """
+    data = data.cache()
+    for _ in data:
+        pass
+    return data
 
 
 def train_cell(cell: Cell, memsaver: bool, options: dict[str, Any]) -> Any:
@@ -124,7 +130,7 @@ def outcome_of(cell: Cell, memsaver: bool, options: dict[str, Any]) -> dict[str,
 
 
 def least_budget_of(cell: Cell) -> int:
-    """Return the predicted peak of the plan of least memory, in bytes; planned in a process of its own."""
+    """Return the least budget that an error names, in bytes; planned in a process of its own."""
     return int(in_own_process(_least_budget, cell))
 
 
@@ -132,4 +138,7 @@ def _least_budget(cell: Cell) -> int:
     import tf_memsaver
 
     model, data = made(cell)
-    return tf_memsaver.search_plan(model, data=data, strategy="min_peak").peak_bytes
+    try:
+        return tf_memsaver.search_plan(model, data=data, budget=1).peak_bytes
+    except InfeasibleBudgetError as error:
+        return error.least_bytes
