@@ -109,7 +109,7 @@ def _scratch_advice(plan: Plan, name: str, nbytes: int) -> str:
 
 
 def _plain(request: Request) -> Request:
-    return Request(strategy="plain", granularity=request.granularity)
+    return Request(strategy="plain", granularity=request.granularity, time_chunks=request.time_chunks)
 
 
 class _Proposed:

@@ -20,7 +20,7 @@ from tf_memsaver.compat import keras_training, keras_variables
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.ir.graph import Graph
-from tf_memsaver.options.table import CaptureOptions, Granularity
+from tf_memsaver.options.table import CaptureOptions, Granularity, TimeChunks
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
 from tf_memsaver.program.kept_objects import KeptObjects
@@ -59,7 +59,8 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
     """
     told = told_of(model, options)
     shapes = functools.partial(DataShapes, _batch_of(told))
-    return _capture(told.model, told.batch_size, options["granularity"], shapes=shapes, profile=options["profile"])
+    how = {name: options[name] for name in ("granularity", "time_chunks", "profile")}
+    return _capture(told.model, told.batch_size, shapes=shapes, **how)
 
 
 def _batch_of(told: Told) -> Callable[[], Sequence[Any]] | None:
@@ -70,21 +71,23 @@ def _batch_of(told: Told) -> Callable[[], Sequence[Any]] | None:
 def _capture(
     model: Any,
     batch_size: int,
-    granularity: Granularity,
     opened: Collection[str] | None = None,
     *,
+    granularity: Granularity,
+    time_chunks: TimeChunks,
     shapes: Callable[[], DataShapes],
     profile: bool = False,
 ) -> Graph:
     batch.batch_specs(model, batch_size)
-    program = program_of(model, granularity, opened)
+    program = program_of(model, granularity, opened, time_chunks)
     if program.runs_step:
         graph = traced_graph(HeardStep(model, batch_size, program), batch_size, shapes(), profile=profile)
     else:
         graph = _graph_of_call(model, batch_size, program, shapes, profile=profile)
     program.check_units(graph.units)
     slim = dataclasses.replace(graph, values=(), ops=(), cuts=(), outputs=())
-    _CAPTURED.setdefault(model, {})[_how(model, batch_size, granularity, slim.opened, slim.data_shapes)] = slim
+    how = _how(model, batch_size, granularity, time_chunks, slim.opened, slim.data_shapes)
+    _CAPTURED.setdefault(model, {})[how] = slim
     return graph
 
 
@@ -114,23 +117,25 @@ def captured_units(
     *,
     batch_size: int,
     granularity: Granularity,
+    time_chunks: TimeChunks = None,
     opened: tuple[str, ...] = (),
     data_shapes: tuple[tuple[int, ...], ...] = (),
 ) -> Graph:
     """Return what says how a model's step may be cut: its graph without values and operations.
 
-    ``opened`` are the layers that granularity ``"auto"`` has chosen, ``data_shapes`` the shapes that the data told.
+    ``time_chunks`` is that of the request. ``opened`` are the layers that granularity ``"auto"`` has chosen,
+    ``data_shapes`` the shapes that the data told.
 
     The model is captured if it was not, or has changed since: other layers are trained, or with other losses.
 
     Raises:
       MemsaverError: what ``capture_graph`` raises.
     """
-    found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity, opened, data_shapes))
+    found = _CAPTURED.get(model, {}).get(_how(model, batch_size, granularity, time_chunks, opened, data_shapes))
     if found is not None:
         return found
     shapes = functools.partial(DataShapes, known=data_shapes)
-    return _capture(model, batch_size, granularity, opened, shapes=shapes)
+    return _capture(model, batch_size, opened, granularity=granularity, time_chunks=time_chunks, shapes=shapes)
 
 
 def _how(model: Any, batch_size: int, granularity: Granularity, *chosen: Any) -> Any:

@@ -22,7 +22,18 @@ _FILE_ENDINGS = (".keras", ".h5", ".hdf5")
 _MOST_FILES = 5
 """Files that an error names where none is close."""
 
-_OF_KERAS = ("data", "input_shape", "optimizer", "loss", "plan", "save_format", "granularity", "executor", "calibrate")
+_OF_KERAS = (
+    "data",
+    "input_shape",
+    "optimizer",
+    "loss",
+    "plan",
+    "save_format",
+    "granularity",
+    "time_chunks",
+    "executor",
+    "calibrate",
+)
 """Flags that mean nothing for a SavedModel."""
 
 

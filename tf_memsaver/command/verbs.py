@@ -20,7 +20,7 @@ from tf_memsaver.display.parts import BAD, GOOD
 from tf_memsaver.display.progress import Progress
 from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER, TargetKind
 from tf_memsaver.files.writing import written
-from tf_memsaver.options.table import FunctionOptions, PlanOfTraceOptions, options_of
+from tf_memsaver.options.table import FunctionOptions, PlanOfTraceOptions, Units, options_of
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.units import Share, format_bytes
@@ -39,7 +39,7 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
     """Count one training step, layer by layer or operation by operation."""
     given = _load(source, flags, progress)
     with progress.stage("tracing one training step"):
-        traced = api.trace(given.plain, **given.batches, granularity=flags.granularity)
+        traced = api.trace(given.plain, **given.batches, granularity=flags.granularity, time_chunks=flags.time_chunks)
         found = traced.estimate()
     with progress.stage("planning"):
         made = traced.plan(executor="graph")
@@ -82,9 +82,10 @@ def report(source: str, flags: Any, progress: Progress) -> Result:
     given = _load(source, flags, progress)
     made = _own_plan(given, flags)
     batches = given.batches if made is None else given.batches_of(made)
-    granularity = flags.granularity if made is None else made.request.granularity
+    how = flags if made is None else made.request
+    units = {name: getattr(how, name) for name in options_of(Units)}
     with progress.stage("tracing one training step"):
-        traced = api.trace(given.plain, **batches, granularity=granularity, profile=flags.profile)
+        traced = api.trace(given.plain, **batches, **units, profile=flags.profile)
     if made is None:
         with progress.stage("planning"):
             made = traced.plan(
@@ -256,7 +257,7 @@ def _search(given: _Given, flags: Any, progress: Progress) -> tuple[api.Trace, P
     # A module of the user's own may have registered it when the model was made.
     check_strategy(flags.strategy)
     asked = {name: getattr(flags, name) for name in LIMITS}
-    how = {name: asked.pop(name) for name in ("granularity", "profile")}
+    how = {name: asked.pop(name) for name in (*options_of(Units), "profile")}
     with progress.stage("tracing one training step"):
         traced = api.trace(given.plain, **given.batches, **how)
     with progress.stage("planning"):

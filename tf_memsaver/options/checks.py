@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
@@ -112,6 +113,18 @@ def several(check: Check) -> Check:
 def none_or(check: Check) -> Check:
     """Return the check of what may also be None."""
     return lambda name, value: None if value is None else check(name, value)
+
+
+def either(one: Check, other: Check, accepted: str) -> Check:
+    """Return the check of what one of two accepts."""
+
+    def check(name: str, value: Any) -> Any:
+        for each in (one, other):
+            with contextlib.suppress(InvalidRequestError):
+                return each(name, value)
+        raise refused(name, accepted, value)
+
+    return check
 
 
 def any_value(name: str, value: Any) -> Any:

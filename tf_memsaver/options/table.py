@@ -14,6 +14,7 @@ from tf_memsaver.options.checks import (
     any_value,
     byte_budget,
     choice,
+    either,
     name_,
     none_or,
     share,
@@ -42,6 +43,9 @@ STRATEGIES: dict[str, str] = {
 
 Granularity = Literal["auto", "layer", "op"]
 """What a unit of a graph may be."""
+
+TimeChunks = int | Literal["auto"] | None
+"""The time steps of a chunk of a recurrent layer; None leaves it whole."""
 
 Mode = Literal["eager", "graph", "xla"]
 """How TensorFlow runs a step."""
@@ -186,6 +190,19 @@ class Units(TypedDict, total=False):
             "``fit`` runs a graph. Layers of Keras that a model calls one after another stay whole.",
             default="auto",
             value="auto|layer|op",
+        ),
+    ]
+    time_chunks: Annotated[
+        TimeChunks,
+        Option(
+            check=none_or(either(choice("auto"), whole(1), "a whole number of 1 or more, or auto")),
+            help="cut recurrent layers along time into chunks of so many steps, which are kept or recomputed by "
+            "themselves; auto is the square root of all steps",
+            more="Memory then grows with the square root of the steps. Results are the same. It holds for ``LSTM``, "
+            "``GRU`` and ``SimpleRNN`` in plans of layers; what stays whole, the plan's note says with the reason. "
+            "Each chunk is traced, so that the first step takes longer.",
+            value="STEPS|auto",
+            read=read_int,
         ),
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import OPTIONS, checked, whole
 from tf_memsaver.options.checks import share
-from tf_memsaver.options.table import Executor, Granularity, RequestOptions, options_of
+from tf_memsaver.options.table import Executor, Granularity, RequestOptions, TimeChunks, options_of
 from tf_memsaver.plan.fields import Fields, malformed
 from tf_memsaver.units import AUTO, Share, shown
 
@@ -27,6 +27,7 @@ class Request:
     ``recompute`` layers always are, and where ``candidates`` are given, segments end only after them.
     ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``), a few operations (``"op"``), or
     either, as it pays for each layer (``"auto"``).
+    ``time_chunks`` says into chunks of how many steps recurrent layers are cut (None: they are not).
     ``profile`` says that times were to be measured on the device at hand, operation by operation.
     ``order`` says that the step is to run in the planned order. ``executor`` is what runs it, and so what judged the
     peaks of a plan: the simulator (``"graph"``) or XLA's compiler (``"xla"``).
@@ -40,6 +41,7 @@ class Request:
     recompute: tuple[str, ...] = OPTIONS["recompute"].default
     candidates: tuple[str, ...] = OPTIONS["candidates"].default
     granularity: Granularity = OPTIONS["granularity"].default
+    time_chunks: TimeChunks = OPTIONS["time_chunks"].default
     profile: bool = OPTIONS["profile"].default
     order: bool = OPTIONS["order"].default
     executor: Executor = OPTIONS["executor"].default

@@ -40,6 +40,8 @@ class BlockProgram(OperationProgram):
         Raises:
           UnsupportedModelError: there is none by layers, or the layers are named and the call cannot be traced.
         """
+        if wanted.time_chunks is not None:
+            return wanted.of_call(model, "layer")
         if wanted.opened is None:
             if _is_of_layers_of_keras(model):
                 return wanted.of_call(model, "layer")

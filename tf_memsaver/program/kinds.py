@@ -9,10 +9,11 @@ subclass of ``program.ModelProgram``, and an entry here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
-from tf_memsaver.options.table import Granularity
+from tf_memsaver.options.table import Granularity, TimeChunks
 from tf_memsaver.program.block_program import BlockProgram
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.loop_program import LoopProgram, is_loop
@@ -51,21 +52,27 @@ KINDS = (
 
 
 def program_of(
-    model: Any, granularity: Granularity, opened: Collection[str] | None = None
+    model: Any,
+    granularity: Granularity,
+    opened: Collection[str] | None = None,
+    time_chunks: TimeChunks = None,
 ) -> ModelProgram | StepProgram:
     """Return ``model``, which is only read, as a program.
 
     With granularity ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays.
+    Recurrent layers are cut into chunks of ``time_chunks``.
 
     Raises:
       UnsupportedModelError: its inputs are not known, its call or step cannot be traced, or no plan can be made for it.
     """
-    return _program(model, Wanted(granularity, opened, _program_of_call), KINDS)
+    of_call = functools.partial(_program_of_call, time_chunks)
+    return _program(model, Wanted(granularity, opened, time_chunks, of_call), KINDS)
 
 
-def _program_of_call(model: Any, granularity: Granularity) -> ModelProgram:
+def _program_of_call(time_chunks: TimeChunks, model: Any, granularity: Granularity) -> ModelProgram:
     of_calls = [kind for kind in KINDS if not kind.program.runs_step]
-    return _program(model, Wanted(granularity, None, _program_of_call), of_calls)
+    of_call = functools.partial(_program_of_call, time_chunks)
+    return _program(model, Wanted(granularity, None, time_chunks, of_call), of_calls)
 
 
 def _program(model: Any, wanted: Wanted, kinds: Sequence[Kind]) -> Any:

@@ -10,11 +10,13 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training
+from tf_memsaver.options.table import TimeChunks
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.handed_on import handed_on
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.program.model_call import arguments_of
-from tf_memsaver.program.program import ModelProgram, SegmentedCalls, Segmenter, TrainingCall
+from tf_memsaver.program.program import ModelProgram, SegmentedCalls, Segmenter, TrainingCall, Wanted
+from tf_memsaver.program.time_chunks import in_time_chunks
 
 
 def runs_layer_by_layer(model: Any) -> bool:
@@ -53,11 +55,16 @@ def _is_users_own(layer: Any) -> bool:
 class LayerProgram(ModelProgram):
     """The layer calls of a model, and the conversion of inputs around them."""
 
-    def __init__(self, model: Any, is_handed_on: bool = False) -> None:
+    def __init__(self, model: Any, is_handed_on: bool = False, time_chunks: TimeChunks = None) -> None:
         """List the calls of ``model``; ``is_handed_on`` says that its results go to code, and to no loss."""
         self._model = model
-        sequence = list_layer_calls(model)
+        sequence = in_time_chunks(list_layer_calls(model), time_chunks)
         self.sequence = handed_on(sequence) if is_handed_on else sequence
+
+    @classmethod
+    def of(cls, model: Any, wanted: Wanted) -> Any:
+        """Return the program of ``model``, whose recurrent layers may be cut into chunks of time."""
+        return cls(model, time_chunks=wanted.time_chunks)
 
     def enter(self, inputs: Any) -> list[Any]:
         """Return the flat inputs, converted as the model's call does."""

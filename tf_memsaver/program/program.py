@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tf_memsaver.ir.graph import Unit
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.options.table import Granularity
+from tf_memsaver.options.table import Granularity, TimeChunks
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.model_call import arguments_of
@@ -70,13 +70,14 @@ class Segmenter(NamedTuple):
 class Wanted(NamedTuple):
     """How a model is to be cut: in units of ``granularity``.
 
-    With ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays. ``of_call`` makes
-    the program of a model's call in units of a granularity, whether or not its step is planned. A program is handed it
-    by ``kinds``, which lies above.
+    With ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays. Recurrent layers are
+    cut into chunks of ``time_chunks``. ``of_call`` makes the program of a model's call in units of a granularity,
+    whether or not its step is planned. A program is handed it by ``kinds``, which lies above.
     """
 
     granularity: Granularity
     opened: Collection[str] | None
+    time_chunks: TimeChunks
     of_call: Callable[[Any, Granularity], ModelProgram]
 
 

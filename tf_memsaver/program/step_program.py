@@ -89,7 +89,7 @@ class StepProgram(TrainingProgram):
         """
 
         def key() -> Any:
-            return wanted.granularity, repr(trained_on(model)), settings_of(model)
+            return wanted.granularity, wanted.time_chunks, repr(trained_on(model)), settings_of(model)
 
         return once(model, key, lambda: cls._heard_as(model, wanted))
 

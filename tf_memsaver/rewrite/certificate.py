@@ -36,11 +36,11 @@ def certify(model: Any, plan: Plan, copy: Callable[[], Any]) -> None:
 
 def _certify(model: Any, plan: Plan) -> None:
     try:
-        granularity = plan.request.granularity
         graph = captured_units(
             model,
             batch_size=plan.batch_size,
-            granularity=granularity,
+            granularity=plan.request.granularity,
+            time_chunks=plan.request.time_chunks,
             opened=plan.opened,
             data_shapes=plan.data_shapes,
         )

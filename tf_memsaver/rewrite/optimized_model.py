@@ -141,7 +141,7 @@ def make_optimized(model: Any, plan: Plan) -> Any:
 def make_uncertified(model: Any, plan: Plan) -> Any:
     """Return the same for a plan that is taken on trust."""
     check_model(model, needs_call=False)
-    program = program_of(model, plan.request.granularity, plan.opened)
+    program = program_of(model, plan.request.granularity, plan.opened, plan.request.time_chunks)
     return program.optimized(model, plan, in_segments(plan), functools.partial(_with_plan, plan))
 
 
