@@ -6,6 +6,8 @@ from typing import Any
 
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.grappler import unchanged_operand
+from tf_memsaver.tfgraph.loops import is_handed_through
+from tf_memsaver.tfgraph.operations import function_graph, is_loop
 
 
 def viewed_input(operation: Any, place: int) -> Any | None:
@@ -14,6 +16,9 @@ def viewed_input(operation: Any, place: int) -> Any | None:
         return operation.inputs[place]
     if operation.type in rules.VIEWS:
         return operation.inputs[0]
+    if is_loop(operation):
+        body = function_graph(operation.graph, operation.get_attr("body").name)
+        return operation.inputs[place] if body is not None and is_handed_through(body, place) else None
     return unchanged_operand(operation)
 
 

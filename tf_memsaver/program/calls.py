@@ -78,9 +78,9 @@ class CallSequence:
     them in ``weights`` are made of trained variables, and gradients are taken for them; those in ``read_again`` are one
     of several reads of a variable. ``forward_first`` says whether a call of the model as a function of its own sorts
     before the call of its gradient, by name; None if the model runs in the graph of its gradient. ``shapes`` are those
-    that a Keras model says its slots have; a first ``None`` is the batch. ``masked`` are those with a mask of Keras.
-    ``opened`` are the layers that were chosen to be taken apart, so that their operations are calls. ``note`` is what a
-    plan tells of the calls, such as why no layers are taken apart.
+    that a Keras model says its slots have; a first ``None`` is the batch. ``opened`` are
+    the layers that were chosen to be taken apart, so that their operations are calls. ``note`` is what a plan tells of
+    the calls, such as why no layers are taken apart.
     """
 
     calls: tuple[Call, ...]
@@ -92,7 +92,6 @@ class CallSequence:
     read_again: frozenset[int] = frozenset()
     forward_first: bool | None = None
     shapes: Mapping[int, Sequence[int | None]] = field(default_factory=dict)
-    masked: frozenset[int] = frozenset()
     opened: tuple[str, ...] = ()
     note: str = ""
 

@@ -114,13 +114,12 @@ class _Flattener:
         self._labels: dict[str, int] = {}
         self._producer: dict[int, str] = {}
         self._shapes: dict[int, tuple[int | None, ...]] = {}
-        self._masked: set[int] = set()
 
     def flatten(self, functional: Any) -> CallSequence:
         inputs = self._new_slots(len(functional.inputs))
         for number, (slot, tensor) in enumerate(zip(inputs, functional.inputs, strict=True)):
             self._producer[slot] = f"in{number}:{_spec(tensor)}"
-            self._note(slot, tensor)
+            self._shapes[slot] = tuple(tensor.shape)
         outputs = self._walk(functional, inputs, prefix="", enclosing=(), home=None)
         return CallSequence(
             calls=tuple(self._calls),
@@ -128,13 +127,7 @@ class _Flattener:
             outputs=outputs,
             slot_count=self._slot_count,
             shapes=self._shapes,
-            masked=frozenset(self._masked),
         )
-
-    def _note(self, slot: int, tensor: Any) -> None:
-        self._shapes[slot] = tuple(tensor.shape)
-        if keras_calls.get_keras_mask(tensor) is not None:
-            self._masked.add(slot)
 
     def _new_slots(self, count: int) -> tuple[int, ...]:
         first = self._slot_count
@@ -204,7 +197,7 @@ class _Flattener:
         makes = " ".join(_spec(tensor) for tensor in specs)
         for position, slot in enumerate(outputs):
             self._producer[slot] = f"{number}.{position}"
-            self._note(slot, specs[position])
+            self._shapes[slot] = tuple(specs[position].shape)
         self._calls.append(
             LayerCall(
                 number=number,

@@ -71,29 +71,22 @@ class _PartCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitCall(_PartCall):
-    """Cuts a sequence into chunks along time: their gradients are joined in one go."""
+    """Cuts a sequence, and its mask if there is one, into chunks along time; their gradients are joined in one go."""
 
     spans: tuple[Span, ...]
-    is_masked: bool
 
     def _made(self, layer: Any, given: list[Any], training: bool | None) -> Iterator[Any]:
         del training
-        (sequence,) = given
-        mask = keras_calls.get_keras_mask(sequence)
-        if mask is not None and not self.is_masked:
+        sequence, *masks = given
+        if keras_calls.get_keras_mask(sequence) is not None and not masks:
             raise UnsupportedModelError(
-                f"layer '{self.whole.label}' is called with a mask, which the model's plan knows nothing of. "
+                f"layer '{self.whole.label}' gets a mask that it was not built with, and its plan cuts it along time. "
                 f"Make a plan with time_chunks=None."
             )
-        if layer.autocast and keras.backend.is_float_dtype(sequence.dtype.name):
+        if layer.autocast and sequence.dtype.is_floating:
             sequence = keras.ops.cast(sequence, layer.input_dtype)
-        for (start, stop), part in zip(self.spans, self._split(sequence), strict=True):
-            if mask is not None:
-                keras_calls.set_keras_mask(part, mask[:, start:stop])
-            yield part
-
-    def _split(self, sequence: Any) -> list[Any]:
-        return tf.split(sequence, [stop - start for start, stop in self.spans], axis=1)
+        for each in (sequence, *masks):
+            yield from tf.split(each, [stop - start for start, stop in self.spans], axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +99,13 @@ class ChunkCall(_PartCall):
 
     is_first: bool
     is_last: bool
-    state_count: int
+    is_masked: bool
+
+    @classmethod
+    def count_left(cls, whole: LayerCall, is_masked: bool) -> int:
+        """Return how many tensors a chunk leaves to the one after it."""
+        layer = whole.operation
+        return len(layer.state_size) + is_masked + len(layer.cell.variables)
 
     @property
     def operation(self) -> Any:
@@ -114,18 +113,18 @@ class ChunkCall(_PartCall):
         return self.whole.operation if self.is_first else None
 
     def _made(self, layer: Any, given: list[Any], training: bool | None) -> Iterator[Any]:
-        sequence, *carried = given
-        mask = keras_calls.get_keras_mask(sequence)
+        sequence, *rest = given
+        mask, carried = (rest[0], rest[1:]) if self.is_masked else (None, rest)
         if self.is_first:
             states = keras_recurrent.first_states(layer, sequence)
-            # What a layer returns before its first step that is not masked.
-            states += [keras.ops.zeros_like(states[0])] * (self.state_count - len(states))
+            if self.is_masked:
+                # What a layer returns before its first step that counts.
+                states.append(keras.ops.zeros_like(states[0]))
             weights = [keras_variables.read_variable(each) for each in layer.cell.variables]
         else:
-            states, weights = carried[: self.state_count], carried[self.state_count :]
+            count = len(layer.state_size) + self.is_masked
+            states, weights = carried[:count], carried[count:]
         output, states, weights = keras_recurrent.loop_over_time(layer, sequence, mask, states, weights, training)
-        if layer.return_sequences and mask is not None:
-            keras_calls.set_keras_mask(output, mask)
         if layer.return_sequences or self.is_last:
             yield output
         if not self.is_last:
@@ -135,12 +134,13 @@ class ChunkCall(_PartCall):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinCall(_PartCall):
-    """Joins what the chunks return to one sequence."""
+    """Joins what the chunks return to one sequence, and gives it the mask that it has, which is read last."""
+
+    is_masked: bool
 
     def _made(self, layer: Any, given: list[Any], training: bool | None) -> Iterator[Any]:
         del layer, training
-        joined = tf.concat(given, axis=1)
-        masks = [keras_calls.get_keras_mask(part) for part in given]
-        if masks[0] is not None:
-            keras_calls.set_keras_mask(joined, tf.concat(masks, axis=1))
+        joined = tf.concat(given[:-1] if self.is_masked else given, axis=1)
+        if self.is_masked:
+            keras_calls.set_keras_mask(joined, given[-1])
         yield joined

@@ -71,7 +71,7 @@ def _why_whole(call: LayerCall, sequence: CallSequence) -> str:
 
 
 def _reads_one_sequence(call: LayerCall) -> bool:
-    given = [value for name, value in call.kwargs.items() if name != "training"]
+    given = [value for name, value in call.kwargs.items() if name not in ("training", "mask")]
     return len(call.args) == 1 and isinstance(call.args[0], Slot) and all(value is None for value in given)
 
 
@@ -85,6 +85,12 @@ def _length(call: LayerCall, sequence: CallSequence) -> int | None:
     return shape[1] if len(shape) > 1 else None
 
 
+def _mask_of(call: LayerCall) -> tuple[int, ...]:
+    """Return the slot of the mask that a call reads, if there is one."""
+    mask = call.kwargs.get("mask")
+    return (mask.index,) if isinstance(mask, Slot) else ()
+
+
 def _stacks(sequence: CallSequence, chunked: Sequence[LayerCall]) -> list[list[LayerCall]]:
     """Return layers that are cut together: each but the first is all that reads the sequence of the one before it."""
     reads = Counter(slot for call in sequence.calls for slot in call.inputs)
@@ -93,7 +99,8 @@ def _stacks(sequence: CallSequence, chunked: Sequence[LayerCall]) -> list[list[L
     stacks = []
     for call in chunked:
         stack = ends.pop(call.inputs[0], [])
-        if not stack:
+        if not stack or _mask_of(stack[0]) != _mask_of(call):
+            stack = []
             stacks.append(stack)
         stack.append(call)
         if call.operation.return_sequences and reads[call.outputs[0]] == 1:
@@ -129,33 +136,32 @@ class _Builder:
             self._instead[id(first)] = list(self._calls(stack, spans, last.outputs))
 
     def _calls(self, stack: Sequence[LayerCall], spans: Sequence[Span], outputs: tuple[int, ...]) -> Iterator[Call]:
-        is_masked = stack[0].inputs[0] in self._sequence.masked
-        parts = self._slots(len(spans))
-        yield SplitCall(
-            whole=stack[0], part="split", inputs=stack[0].inputs, outputs=parts, spans=tuple(spans), is_masked=is_masked
-        )
+        mask = _mask_of(stack[0])
+        read = (stack[0].args[0].index, *mask)
+        parts = [self._slots(len(spans)) for _ in read]
+        yield SplitCall(whole=stack[0], part="split", inputs=read, outputs=sum(parts, ()), spans=tuple(spans))
         carried: list[tuple[int, ...]] = [()] * len(stack)
         ends = []
-        for span, read in zip(spans, parts, strict=True):
+        for span, part, *masks in zip(spans, *parts, strict=True):
+            read = part
             for place, call in enumerate(stack):
                 is_last, returns = span is spans[-1], call.operation.return_sequences
-                states, weights = len(call.operation.state_size) + is_masked, len(call.operation.cell.variables)
                 made = self._slots(1) if returns else outputs if is_last else ()
-                left = () if is_last else self._slots(states + weights)
+                left = () if is_last else self._slots(ChunkCall.count_left(call, bool(mask)))
                 yield ChunkCall(
                     whole=call,
                     part=f"{span[0]}:{span[1]}",
-                    inputs=(read, *carried[place]),
+                    inputs=(read, *masks, *carried[place]),
                     outputs=(*made, *left),
                     is_first=span is spans[0],
                     is_last=is_last,
-                    state_count=states,
+                    is_masked=bool(mask),
                 )
                 carried[place] = left
                 read = made[0] if made else -1
             ends.append(read)
         if stack[-1].operation.return_sequences:
-            yield JoinCall(whole=stack[-1], part="join", inputs=tuple(ends), outputs=outputs)
+            yield JoinCall(whole=stack[-1], part="join", inputs=(*ends, *mask), outputs=outputs, is_masked=bool(mask))
 
     def _slots(self, count: int) -> tuple[int, ...]:
         first = self._slot_count

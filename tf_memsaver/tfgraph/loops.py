@@ -64,6 +64,11 @@ def _root(body: Any, tensor: Any) -> Any | None:
     return None
 
 
+def is_handed_through(body: Any, index: int) -> bool:
+    """Whether each step of a loop hands on the loop's input ``index`` as it is, so that it comes out again."""
+    return _shared(body.outputs[index]) is body.inputs[index]
+
+
 def most_live(body: Any, bytes_of: Callable[[Any], int], takes_over: Callable[[Any], Sequence[int]]) -> int:
     """Return the most bytes that are live while one step of a loop runs, beside what the loop is given and returns.
 
