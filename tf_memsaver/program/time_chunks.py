@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import keras
 
@@ -21,103 +22,132 @@ from tf_memsaver.compat import keras_recurrent
 from tf_memsaver.options.table import TimeChunks
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.layer_calls import LayerCall, Slot
-from tf_memsaver.program.time_calls import ChunkCall, JoinCall, Span, SplitCall
+from tf_memsaver.program.time_calls import ChunkCall, JoinCall, Left, Recurrence, Slots, Span, SplitCall
 
-_LAYERS = (keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN)
-"""The layers whose cells have nothing but weights, so that states are all that a step hands on."""
+_LAYERS = (
+    keras.layers.ConvLSTM1D,
+    keras.layers.ConvLSTM2D,
+    keras.layers.ConvLSTM3D,
+    keras.layers.GRU,
+    keras.layers.LSTM,
+    keras.layers.RNN,
+    keras.layers.SimpleRNN,
+)
+"""The layers whose call is the loop of ``RNN`` over their cell, and nothing else."""
+
+_NAMED = 3
+"""Layers that a note names."""
 
 
 def in_time_chunks(sequence: CallSequence, steps: TimeChunks) -> CallSequence:
     """Return calls in which those of recurrent layers are cut into chunks of ``steps`` time steps.
 
-    Those that cannot be cut stay as they are, and ``note`` says why.
+    Those that cannot be cut stay as they are. ``note`` tells what was cut, and why other layers were not.
     """
     if steps is None:
         return sequence
-    recurrent = [call for call in sequence.calls if isinstance(call, LayerCall) and _is_recurrent(call)]
-    whole = {call.label: why for call in recurrent if (why := _why_whole(call, sequence))}
-    chunked = [call for call in recurrent if call.label not in whole]
-    note = _note(whole)
-    if not chunked:
-        return replace(sequence, note=note)
+    found: list[Recurrence] = []
+    whole: dict[str, str] = {}
+    for call in sequence.calls:
+        if isinstance(call, LayerCall) and isinstance(call.operation, (keras.layers.RNN, keras.layers.Bidirectional)):
+            why = _why_whole(call, sequence)
+            if why:
+                whole[call.label] = why
+            else:
+                found.append(_recurrence(call))
     builder = _Builder(sequence, steps)
-    for stack in _stacks(sequence, chunked):
+    for stack in _stacks(sequence, found):
         builder.add(stack)
-    return replace(builder.made(), note=note)
+    return replace(builder.made(), note=_note(len(found), whole))
 
 
-def _note(whole: dict[str, str]) -> str:
-    told = "; ".join(f"'{label}' {why}" for label, why in whole.items())
-    return f"not cut along time: {told}" if told else ""
+def _note(count: int, whole: dict[str, str]) -> str:
+    if not whole:
+        return "" if count else "there is no recurrent layer to cut along time"
+    told = [f"'{label}' {why}" for label, why in list(whole.items())[:_NAMED]]
+    more = f", and {len(whole) - _NAMED} more" if len(whole) > _NAMED else ""
+    return f"not cut along time: {', '.join(told)}{more}"
 
 
 def _why_whole(call: LayerCall, sequence: CallSequence) -> str:
     """Return why a recurrent layer's call cannot be cut along time, or an empty string."""
     layer = call.operation
+    if type(layer) not in _LAYERS:
+        return f"is a {type(layer).__name__}"
+    shape = sequence.shapes[call.args[0].index] if _reads_slots(call) else ()
+    cell = layer.cell
     reasons = {
-        "is a layer of a kind of its own": type(layer) not in _LAYERS,
-        "begins with states that it is given": not _reads_one_sequence(call),
-        "returns its states": len(call.outputs) != 1,
-        "has a number of steps that is open": _length(call, sequence) is None,
+        "is called with something else than tensors": not shape,
+        "has a number of steps that is open": bool(shape) and (len(shape) < 2 or shape[1] is None),
         "is stateful": layer.stateful,
         "is unrolled": layer.unroll,
-        "goes backwards": layer.go_backwards,
-        "returns zeros where steps are masked": layer.zero_output_for_mask,
-        "drops out": any(getattr(layer, name, 0) for name in ("dropout", "recurrent_dropout")),
         "has a penalty on what it returns": layer.activity_regularizer is not None,
+        "has a cell that is no layer": not isinstance(cell, keras.layers.Layer),
+        "has a cell with a state of its own": _has_own_state(cell),
+        "has a cell with states within states": any(map(keras.tree.is_nested, layer.state_size)),
         "may be one kernel of cuDNN": keras_recurrent.may_run_cudnn(layer),
     }
     return next((why for why, holds in reasons.items() if holds), "")
 
 
-def _reads_one_sequence(call: LayerCall) -> bool:
-    given = [value for name, value in call.kwargs.items() if name not in ("training", "mask")]
-    return len(call.args) == 1 and isinstance(call.args[0], Slot) and all(value is None for value in given)
+def _has_own_state(cell: Any) -> bool:
+    """Whether a cell has variables that are not trained, beside the seeds of its dropout."""
+    seeds = {id(getattr(each, "state", None)) for each in vars(cell).values()}
+    return any(id(variable) not in seeds for variable in cell.non_trainable_variables if variable.trainable is False)
 
 
-def _is_recurrent(call: LayerCall) -> bool:
-    return isinstance(call.operation, (keras.layers.RNN, keras.layers.Bidirectional))
+def _reads_slots(call: LayerCall) -> bool:
+    others = {name: value for name, value in call.kwargs.items() if name not in ("training", "mask", "initial_state")}
+    given = [*call.args, *keras.tree.flatten(call.kwargs.get("initial_state") or [])]
+    is_plain = len(call.args) == 1 and all(value is None for value in others.values())
+    return is_plain and all(isinstance(each, Slot) for each in given)
 
 
-def _length(call: LayerCall, sequence: CallSequence) -> int | None:
-    """Return the number of steps of the sequence that a call reads, if it is known."""
-    shape = sequence.shapes[call.inputs[0]]
-    return shape[1] if len(shape) > 1 else None
-
-
-def _mask_of(call: LayerCall) -> tuple[int, ...]:
-    """Return the slot of the mask that a call reads, if there is one."""
+def _recurrence(call: LayerCall) -> Recurrence:
     mask = call.kwargs.get("mask")
-    return (mask.index,) if isinstance(mask, Slot) else ()
+    states = keras.tree.flatten(call.kwargs.get("initial_state") or [])
+    return Recurrence(
+        call=call,
+        layer=call.operation,
+        label=call.label,
+        scope=call.operation.name,
+        sequence=call.args[0].index,
+        mask=(mask.index,) if isinstance(mask, Slot) else (),
+        states=tuple(state.index for state in states),
+        outputs=call.outputs,
+    )
 
 
-def _stacks(sequence: CallSequence, chunked: Sequence[LayerCall]) -> list[list[LayerCall]]:
-    """Return layers that are cut together: each but the first is all that reads the sequence of the one before it."""
+def _stacks(sequence: CallSequence, found: Sequence[Recurrence]) -> list[list[Recurrence]]:
+    """Return layers that are cut together: each but the first is all that reads the sequence of the one before it.
+
+    It is called with nothing else than that, so that it may run where the first one runs.
+    """
     reads = Counter(slot for call in sequence.calls for slot in call.inputs)
     reads.update(sequence.outputs)
-    ends: dict[int, list[LayerCall]] = {}
+    ends: dict[int, list[Recurrence]] = {}
     stacks = []
-    for call in chunked:
-        stack = ends.pop(call.inputs[0], [])
-        if not stack or _mask_of(stack[0]) != _mask_of(call):
+    for each in found:
+        stack = ends.pop(each.sequence, [])
+        if not stack or stack[0].mask != each.mask or each.states or each.layer.go_backwards:
             stack = []
             stacks.append(stack)
-        stack.append(call)
-        if call.operation.return_sequences and reads[call.outputs[0]] == 1:
-            ends[call.outputs[0]] = stack
+        stack.append(each)
+        if each.layer.return_sequences and reads[each.outputs[0]] == 1:
+            ends[each.outputs[0]] = stack
     return stacks
 
 
-def _spans(length: int, steps: TimeChunks) -> list[Span]:
+def _spans(length: int, steps: int | str) -> tuple[Span, ...]:
     """Return the chunks of so many steps: the last one may be shorter."""
-    each = max(2, math.ceil(math.sqrt(length))) if steps == "auto" else steps
-    return [(start, min(start + each, length)) for start in range(0, length, each)]
+    each = math.ceil(math.sqrt(length)) if isinstance(steps, str) else steps
+    return tuple((start, min(start + each, length)) for start in range(0, length, each))
 
 
 class _Builder:
     """Puts the calls of chunks in the place of those of layers."""
 
-    def __init__(self, sequence: CallSequence, steps: TimeChunks) -> None:
+    def __init__(self, sequence: CallSequence, steps: int | str) -> None:
         self._sequence, self._steps = sequence, steps
         self._slot_count = sequence.slot_count
         self._instead: dict[int, list[Call]] = {}
@@ -127,43 +157,53 @@ class _Builder:
         calls = [made for call in self._sequence.calls for made in self._instead.get(id(call), [call])]
         return replace(self._sequence, calls=tuple(calls), slot_count=self._slot_count)
 
-    def add(self, stack: Sequence[LayerCall]) -> None:
+    def add(self, stack: Sequence[Recurrence]) -> None:
         """Cut layers that read each other's sequences; their chunks come where the first of them was."""
-        first, last = stack[0], stack[-1]
-        spans = _spans(_length(first, self._sequence), self._steps)
+        length = self._sequence.shapes[stack[0].sequence][1]
+        assert length is not None, "a layer whose steps are open stays whole"
+        spans = _spans(length, self._steps)
         if len(spans) > 1:
-            self._instead.update((id(call), []) for call in stack)
-            self._instead[id(first)] = list(self._calls(stack, spans, last.outputs))
+            self._instead.update((id(each.call), []) for each in stack)
+            self._instead[id(stack[0].call)] += self._calls(stack, spans)
 
-    def _calls(self, stack: Sequence[LayerCall], spans: Sequence[Span], outputs: tuple[int, ...]) -> Iterator[Call]:
-        mask = _mask_of(stack[0])
-        read = (stack[0].args[0].index, *mask)
-        parts = [self._slots(len(spans)) for _ in read]
-        yield SplitCall(whole=stack[0], part="split", inputs=read, outputs=sum(parts, ()), spans=tuple(spans))
-        carried: list[tuple[int, ...]] = [()] * len(stack)
-        ends = []
-        for span, part, *masks in zip(spans, *parts, strict=True):
-            read = part
-            for place, call in enumerate(stack):
-                is_last, returns = span is spans[-1], call.operation.return_sequences
-                made = self._slots(1) if returns else outputs if is_last else ()
-                left = () if is_last else self._slots(ChunkCall.count_left(call, bool(mask)))
-                yield ChunkCall(
-                    whole=call,
-                    part=f"{span[0]}:{span[1]}",
-                    inputs=(read, *masks, *carried[place]),
-                    outputs=(*made, *left),
-                    is_first=span is spans[0],
-                    is_last=is_last,
-                    is_masked=bool(mask),
+    def _calls(self, stack: Sequence[Recurrence], spans: tuple[Span, ...]) -> Iterator[Call]:
+        first, last = stack[0], stack[-1]
+        parts = self._slots(len(spans))
+        masks = self._slots(len(spans)) if first.mask else ()
+        yield SplitCall(whole=first, part="split", spans=spans, parts=parts, mask_parts=masks)
+        before: list[Left | None] = [None] * len(stack)
+        dropout = [self._slots(keras_recurrent.count_dropout(each.layer)) for each in stack]
+        ends: list[int] = []
+        in_order = list(zip(spans, parts, masks or spans, strict=True))
+        for (start, stop), read, mask in in_order[::-1] if first.layer.go_backwards else in_order:
+            is_last = len(ends) == len(spans) - 1
+            for place, each in enumerate(stack):
+                returns = each.layer.return_sequences
+                chunk = ChunkCall(
+                    whole=each,
+                    part=f"{start}:{stop}",
+                    part_slot=read,
+                    mask_slot=(mask,) if first.mask else (),
+                    dropout=dropout[place],
+                    before=before[place],
+                    after=Left(states=each.outputs[1:]) if is_last else self._left(each),
+                    made=self._slots(1) if returns else each.outputs[:1] if is_last else (),
                 )
-                carried[place] = left
-                read = made[0] if made else -1
+                before[place] = chunk.after
+                read = chunk.made[0] if chunk.made else -1
+                yield chunk
             ends.append(read)
-        if stack[-1].operation.return_sequences:
-            yield JoinCall(whole=stack[-1], part="join", inputs=(*ends, *mask), outputs=outputs, is_masked=bool(mask))
+        if last.layer.return_sequences:
+            yield JoinCall(whole=last, part="join", parts=tuple(ends), joined=last.outputs[0])
 
-    def _slots(self, count: int) -> tuple[int, ...]:
+    def _left(self, each: Recurrence) -> Left:
+        return Left(
+            states=self._slots(len(each.layer.state_size)),
+            last=self._slots(int(ChunkCall.needs_last(each))),
+            weights=self._slots(len(each.layer.cell.variables)),
+        )
+
+    def _slots(self, count: int) -> Slots:
         first = self._slot_count
         self._slot_count += count
         return tuple(range(first, first + count))
