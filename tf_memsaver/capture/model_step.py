@@ -59,8 +59,14 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
     """
     told = told_of(model, options)
     shapes = functools.partial(DataShapes, _batch_of(told))
-    how = {name: options[name] for name in ("granularity", "time_chunks", "profile")}
-    return _capture(told.model, told.batch_size, shapes=shapes, **how)
+    return _capture(
+        told.model,
+        told.batch_size,
+        granularity=options["granularity"],
+        time_chunks=options["time_chunks"],
+        shapes=shapes,
+        profile=options["profile"],
+    )
 
 
 def _batch_of(told: Told) -> Callable[[], Sequence[Any]] | None:

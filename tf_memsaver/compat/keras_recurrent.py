@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src import backend
+from keras.src.layers.rnn.conv_lstm import ConvLSTM
+from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from tf_memsaver.compat.graphs import set_attribute
 
@@ -88,7 +90,39 @@ def _dropping_out(layer: Any, drawn: Sequence[Any]) -> Iterator[None]:
 
 def _packed(layer: Any, states: Sequence[Any]) -> list[Any]:
     """Return flat states as the cell takes them."""
-    return list(keras.tree.pack_sequence_as(layer.state_size, list(states)))
+    return list(keras.tree.pack_sequence_as(_state_structure(layer), list(states)))
+
+
+def _state_structure(layer: Any) -> Any:
+    # The cell of a ConvLSTM has a size that stands for both of its states.
+    return [0, 0] if isinstance(layer, ConvLSTM) else layer.state_size
+
+
+def count_states(layer: Any) -> int:
+    """Return how many tensors ``first_states`` returns."""
+    return len(keras.tree.flatten(_state_structure(layer)))
+
+
+def has_other_variables(cell: Any) -> bool:
+    """Whether a cell has variables that are not there to be trained, beside the seeds of its dropout."""
+    return any(
+        layer._non_trainable_variables or (layer._seed_generators and not isinstance(layer, DropoutRNNCell))
+        for layer in cell._flatten_layers()
+    )
+
+
+def merged(layer: Any, forward: Any, backward: Any) -> list[Any]:
+    """Return what a ``Bidirectional`` makes of what its two layers return (``Bidirectional.call``)."""
+    forward, backward = (keras.ops.cast(each, layer.compute_dtype) for each in (forward, backward))
+    if layer.return_sequences:
+        backward = keras.ops.flip(backward, axis=1)
+    merges = {
+        "concat": lambda: keras.ops.concatenate([forward, backward], axis=-1),
+        "sum": lambda: forward + backward,
+        "ave": lambda: (forward + backward) / 2,
+        "mul": lambda: forward * backward,
+    }
+    return [merges[layer.merge_mode]()] if layer.merge_mode else [forward, backward]
 
 
 def loop_over_time(
@@ -103,7 +137,7 @@ def loop_over_time(
       layer: a recurrent layer.
       sequence: of shape (batch, time, features).
       mask: of shape (batch, time), or None: steps that are False change no state.
-      carried: what the part before has left; ``weights`` are the values of ``layer.cell.variables``.
+      carried: what the part before has left; ``weights`` are the values of ``layer.cell.weights``.
       dropout: what ``draw_dropout`` returned.
       training: what the cell is called with.
 
@@ -111,13 +145,12 @@ def loop_over_time(
       the outputs of all steps if the layer returns sequences, else that of the last one; and what this part leaves.
     """
     cell, structure = layer.cell, carried
-    variables = cell.variables
     arguments = {"training": training} if cell._call_has_training_arg else {}
 
     def step(inputs: Any, flat: Sequence[Any]) -> tuple[Any, list[Any]]:
         before = _unflattened(structure, flat)
         given, kept = (inputs, None) if mask is None else inputs
-        with keras.StatelessScope(state_mapping=list(zip(variables, before.weights, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(cell.weights, before.weights, strict=True))):
             output, new = cell(given, _packed(layer, before.states), **arguments)
         states = keras.tree.flatten(new)
         if kept is None:

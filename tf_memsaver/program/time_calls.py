@@ -201,13 +201,38 @@ class ChunkCall(_PartCall):
         states = tuple(keras.ops.convert_to_tensor(each, dtype=layer.cell.compute_dtype) for each in given)
         drawn = keras_recurrent.draw_dropout(layer, sequence, states) if self.dropout else ()
         last = (keras_recurrent.first_output(layer, sequence, states),) if self.needs_last(self.whole) else ()
-        weights = tuple(keras_variables.read_variable(each) for each in layer.cell.variables)
+        weights = tuple(keras_variables.read_variable(each) for each in layer.cell.weights)
         return Carried(states=states, last=last, weights=weights), drawn
 
     @staticmethod
     def needs_last(whole: Recurrence) -> bool:
         """Whether a step that is masked returns again what the one before it has returned."""
         return bool(whole.mask) and not whole.layer.zero_output_for_mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeCall(_PartCall):
+    """Merges what the two layers of a ``Bidirectional``, which is the layer here, return."""
+
+    parts: Slots
+
+    @property
+    def inputs(self) -> Slots:
+        """What the two return, and the mask."""
+        return (*self.parts, *self.whole.mask)
+
+    @property
+    def outputs(self) -> Slots:
+        """What the layer returns."""
+        return self.whole.outputs
+
+    def _made(self, slots: Sequence[Any], training: bool | None) -> Iterator[Any]:
+        del training
+        layer = self.whole.layer
+        for made in keras_recurrent.merged(layer, *(slots[part] for part in self.parts)):
+            for mask in self.whole.mask if layer.return_sequences else ():
+                keras_calls.set_keras_mask(made, slots[mask])
+            yield made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from tf_memsaver.compat import keras_recurrent
 from tf_memsaver.options.table import TimeChunks
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.layer_calls import LayerCall, Slot
-from tf_memsaver.program.time_calls import ChunkCall, JoinCall, Left, Recurrence, Slots, Span, SplitCall
+from tf_memsaver.program.time_calls import ChunkCall, JoinCall, Left, MergeCall, Recurrence, Slots, Span, SplitCall
 
 _LAYERS = (
     keras.layers.ConvLSTM1D,
@@ -42,58 +42,67 @@ _NAMED = 3
 def in_time_chunks(sequence: CallSequence, steps: TimeChunks) -> CallSequence:
     """Return calls in which those of recurrent layers are cut into chunks of ``steps`` time steps.
 
-    Those that cannot be cut stay as they are. ``note`` tells what was cut, and why other layers were not.
+    Those that cannot be cut stay as they are. ``note`` tells which these are, and why.
     """
     if steps is None:
         return sequence
-    found: list[Recurrence] = []
+    builder = _Builder(sequence, steps)
     whole: dict[str, str] = {}
     for call in sequence.calls:
         if isinstance(call, LayerCall) and isinstance(call.operation, (keras.layers.RNN, keras.layers.Bidirectional)):
-            why = _why_whole(call, sequence)
+            why = _why_whole(call, sequence.shapes, steps)
             if why:
                 whole[call.label] = why
             else:
-                found.append(_recurrence(call))
-    builder = _Builder(sequence, steps)
-    for stack in _stacks(sequence, found):
-        builder.add(stack)
-    return replace(builder.made(), note=_note(len(found), whole))
+                builder.add(_recurrence(call))
+    return replace(builder.made(), note=_note(whole, builder.is_empty))
 
 
-def _note(count: int, whole: dict[str, str]) -> str:
+def _note(whole: dict[str, str], is_empty: bool) -> str:
     if not whole:
-        return "" if count else "there is no recurrent layer to cut along time"
+        return "there is no recurrent layer to cut along time" if is_empty else ""
     told = [f"'{label}' {why}" for label, why in list(whole.items())[:_NAMED]]
     more = f", and {len(whole) - _NAMED} more" if len(whole) > _NAMED else ""
     return f"not cut along time: {', '.join(told)}{more}"
 
 
-def _why_whole(call: LayerCall, sequence: CallSequence) -> str:
+def _why_whole(call: LayerCall, shapes: Mapping[int, Sequence[int | None]], steps: int | str) -> str:
     """Return why a recurrent layer's call cannot be cut along time, or an empty string."""
+    if not _reads_slots(call):
+        return "is called with something else than tensors of the model"
+    shape = shapes[call.args[0].index]
+    length = shape[1] if len(shape) > 1 else None
+    if length is None:
+        return "has a number of steps that is open"
+    if len(_spans(length, steps)) < 2:
+        return f"has {length} steps, which are one chunk"
     layer = call.operation
-    if type(layer) not in _LAYERS:
-        return f"is a {type(layer).__name__}"
-    shape = sequence.shapes[call.args[0].index] if _reads_slots(call) else ()
-    cell = layer.cell
-    reasons = {
-        "is called with something else than tensors": not shape,
-        "has a number of steps that is open": bool(shape) and (len(shape) < 2 or shape[1] is None),
-        "is stateful": layer.stateful,
-        "is unrolled": layer.unroll,
-        "has a penalty on what it returns": layer.activity_regularizer is not None,
-        "has a cell that is no layer": not isinstance(cell, keras.layers.Layer),
-        "has a cell with a state of its own": _has_own_state(cell),
-        "has a cell with states within states": any(map(keras.tree.is_nested, layer.state_size)),
-        "may be one kernel of cuDNN": keras_recurrent.may_run_cudnn(layer),
-    }
-    return next((why for why, holds in reasons.items() if holds), "")
+    if isinstance(layer, keras.layers.Bidirectional):
+        if layer.return_state or call.kwargs.get("initial_state"):
+            return "has states of two directions"
+        layers = [layer.forward_layer, layer.backward_layer]
+    else:
+        layers = [layer]
+    return next((why for each in layers for why, holds in _obstacles(each) if holds), "")
 
 
-def _has_own_state(cell: Any) -> bool:
-    """Whether a cell has variables that are not trained, beside the seeds of its dropout."""
-    seeds = {id(getattr(each, "state", None)) for each in vars(cell).values()}
-    return any(id(variable) not in seeds for variable in cell.non_trainable_variables if variable.trainable is False)
+def _obstacles(layer: Any) -> Iterator[tuple[str, bool]]:
+    """Yield what is in the way of cutting a layer along time, and whether it is there."""
+    yield f"is a {type(layer).__name__}", type(layer) not in _LAYERS
+    yield "is stateful", layer.stateful
+    yield "is unrolled", layer.unroll
+    yield "has a penalty on what it returns", layer.activity_regularizer is not None
+    yield "has a cell that is no layer", not isinstance(layer.cell, keras.layers.Layer)
+    yield "has a cell with variables that are not trained", keras_recurrent.has_other_variables(layer.cell)
+    yield "has a cell with states that are no vectors", not _has_vectors(layer)
+    yield "may be one kernel of cuDNN", keras_recurrent.may_run_cudnn(layer)
+
+
+def _has_vectors(layer: Any) -> bool:
+    """Whether the states of a layer are told by one number each; those of cells on top of each other are in lists."""
+    is_stacked = isinstance(layer.cell, keras.layers.StackedRNNCells)
+    sizes = keras.tree.flatten(layer.state_size) if is_stacked else layer.state_size
+    return all(isinstance(size, int) for size in sizes)
 
 
 def _reads_slots(call: LayerCall) -> bool:
@@ -118,26 +127,6 @@ def _recurrence(call: LayerCall) -> Recurrence:
     )
 
 
-def _stacks(sequence: CallSequence, found: Sequence[Recurrence]) -> list[list[Recurrence]]:
-    """Return layers that are cut together: each but the first is all that reads the sequence of the one before it.
-
-    It is called with nothing else than that, so that it may run where the first one runs.
-    """
-    reads = Counter(slot for call in sequence.calls for slot in call.inputs)
-    reads.update(sequence.outputs)
-    ends: dict[int, list[Recurrence]] = {}
-    stacks = []
-    for each in found:
-        stack = ends.pop(each.sequence, [])
-        if not stack or stack[0].mask != each.mask or each.states or each.layer.go_backwards:
-            stack = []
-            stacks.append(stack)
-        stack.append(each)
-        if each.layer.return_sequences and reads[each.outputs[0]] == 1:
-            ends[each.outputs[0]] = stack
-    return stacks
-
-
 def _spans(length: int, steps: int | str) -> tuple[Span, ...]:
     """Return the chunks of so many steps: the last one may be shorter."""
     each = math.ceil(math.sqrt(length)) if isinstance(steps, str) else steps
@@ -150,31 +139,77 @@ class _Builder:
     def __init__(self, sequence: CallSequence, steps: int | str) -> None:
         self._sequence, self._steps = sequence, steps
         self._slot_count = sequence.slot_count
-        self._instead: dict[int, list[Call]] = {}
+        self._found: list[Recurrence] = []
+        self._merges: dict[int, MergeCall] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to cut."""
+        return not self._found
+
+    def add(self, whole: Recurrence) -> None:
+        """Take a layer to be cut, the calls of a model coming in order."""
+        if not isinstance(whole.layer, keras.layers.Bidirectional):
+            self._found.append(whole)
+            return
+        layers = {"forward": whole.layer.forward_layer, "backward": whole.layer.backward_layer}
+        both = [
+            replace(
+                whole,
+                layer=layer,
+                label=f"{whole.label}#{name}",
+                scope=f"{whole.scope}/{layer.name}",
+                outputs=self._slots(1),
+            )
+            for name, layer in layers.items()
+        ]
+        self._found += both
+        parts = tuple(each.outputs[0] for each in both)
+        self._merges[id(whole.call)] = MergeCall(whole=whole, part="merge", parts=parts)
 
     def made(self) -> CallSequence:
-        """Return the calls with those of chunks among them."""
-        calls = [made for call in self._sequence.calls for made in self._instead.get(id(call), [call])]
+        """Return the calls with those of chunks among them: they come where the first of a stack was."""
+        instead: dict[int, list[Call]] = {id(each.call): [] for each in self._found}
+        for stack in self._stacks():
+            instead[id(stack[0].call)] += self._calls(stack)
+        for call, merge in self._merges.items():
+            instead[call].append(merge)
+        calls = [made for call in self._sequence.calls for made in instead.get(id(call), [call])]
         return replace(self._sequence, calls=tuple(calls), slot_count=self._slot_count)
 
-    def add(self, stack: Sequence[Recurrence]) -> None:
-        """Cut layers that read each other's sequences; their chunks come where the first of them was."""
-        length = self._sequence.shapes[stack[0].sequence][1]
+    def _stacks(self) -> list[list[Recurrence]]:
+        """Return layers that are cut together: each but the first is all that reads the sequence of the one before it.
+
+        It is called with nothing else, so that it may run where the first one runs.
+        """
+        cut = {id(each.call) for each in self._found}
+        reads = Counter(slot for call in self._sequence.calls if id(call) not in cut for slot in call.inputs)
+        reads.update(slot for each in self._found for slot in (each.sequence, *each.states))
+        reads.update(self._sequence.outputs)
+        ends: dict[int, list[Recurrence]] = {}
+        stacks: list[list[Recurrence]] = []
+        for each in self._found:
+            stack = ends.get(each.sequence)
+            if stack is None or stack[0].mask != each.mask or each.states or each.layer.go_backwards:
+                stack = []
+                stacks.append(stack)
+            stack.append(each)
+            if each.layer.return_sequences and reads[each.outputs[0]] == 1:
+                ends[each.outputs[0]] = stack
+        return stacks
+
+    def _calls(self, stack: Sequence[Recurrence]) -> Iterator[Call]:
+        first, last = stack[0], stack[-1]
+        length = self._sequence.shapes[first.sequence][1]
         assert length is not None, "a layer whose steps are open stays whole"
         spans = _spans(length, self._steps)
-        if len(spans) > 1:
-            self._instead.update((id(each.call), []) for each in stack)
-            self._instead[id(stack[0].call)] += self._calls(stack, spans)
-
-    def _calls(self, stack: Sequence[Recurrence], spans: tuple[Span, ...]) -> Iterator[Call]:
-        first, last = stack[0], stack[-1]
         parts = self._slots(len(spans))
         masks = self._slots(len(spans)) if first.mask else ()
         yield SplitCall(whole=first, part="split", spans=spans, parts=parts, mask_parts=masks)
         before: list[Left | None] = [None] * len(stack)
         dropout = [self._slots(keras_recurrent.count_dropout(each.layer)) for each in stack]
         ends: list[int] = []
-        in_order = list(zip(spans, parts, masks or spans, strict=True))
+        in_order = list(zip(spans, parts, ((mask,) for mask in masks) if masks else [()] * len(spans), strict=True))
         for (start, stop), read, mask in in_order[::-1] if first.layer.go_backwards else in_order:
             is_last = len(ends) == len(spans) - 1
             for place, each in enumerate(stack):
@@ -183,7 +218,7 @@ class _Builder:
                     whole=each,
                     part=f"{start}:{stop}",
                     part_slot=read,
-                    mask_slot=(mask,) if first.mask else (),
+                    mask_slot=mask,
                     dropout=dropout[place],
                     before=before[place],
                     after=Left(states=each.outputs[1:]) if is_last else self._left(each),
@@ -198,9 +233,9 @@ class _Builder:
 
     def _left(self, each: Recurrence) -> Left:
         return Left(
-            states=self._slots(len(each.layer.state_size)),
+            states=self._slots(keras_recurrent.count_states(each.layer)),
             last=self._slots(int(ChunkCall.needs_last(each))),
-            weights=self._slots(len(each.layer.cell.variables)),
+            weights=self._slots(len(each.layer.cell.weights)),
         )
 
     def _slots(self, count: int) -> Slots:
