@@ -26,6 +26,9 @@ _PINNED = 0.25
 _NAMED = 3
 """How many layers are named."""
 
+_RECURRENT = frozenset("Bidirectional ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU LSTM RNN SimpleRNN".split())
+"""The layers of Keras that can be cut along time (``program.time_chunks``)."""
+
 _BATCH = "a larger batch, of whose activations more can be saved"
 _BY_ITSELF = "or optimize a model inside this one by itself"
 _SMALLER_UNITS = {
@@ -37,8 +40,12 @@ _SMALLER_UNITS = {
 
 
 def advice(simulator: Simulator, plan: Plan) -> str:
-    """Return why a plan saves less than ``WORTH_WHILE``, or may not keep its budget, and what to try; or nothing."""
-    return " ".join(filter(None, (_of_savings(simulator, plan), _of_budget(plan))))
+    """Return why a plan saves less than ``WORTH_WHILE``, or may not keep its budget, and what to try; or nothing.
+
+    It also names a recurrent layer that makes most of the peak, since that can be cut along time.
+    """
+    parts = (_of_savings(simulator, plan), _of_budget(plan), _of_time(simulator, plan))
+    return " ".join(filter(None, parts))
 
 
 def _of_budget(plan: Plan) -> str:
@@ -50,6 +57,26 @@ def _of_budget(plan: Plan) -> str:
         f"a step may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, since "
         f"TensorFlow's allocator wastes some memory. No plan was found that surely stays below. To see what real steps "
         f"take, use tf_memsaver.measure; to hold them to the budget, optimize(..., calibrate=True)."
+    )
+
+
+def _of_time(simulator: Simulator, plan: Plan) -> str:
+    """Return what to do about a recurrent layer that makes most of the peak while it is replayed, or kept, as a whole.
+
+    On GPUs one kernel of cuDNN may run it, which is not cut.
+    """
+    graph, request = simulator.graph, plan.request
+    by_layers = request.granularity != "op" and not graph.opened
+    found = [unit.index for unit in graph.units if unit.kind in _RECURRENT]
+    if not found or not by_layers or request.time_chunks is not None or graph.device == "GPU":
+        return ""
+    units = Estimate.from_graph(graph).units
+    largest = max((units[index] for index in found), key=lambda unit: unit.kept_bytes)
+    if largest.kept_bytes < _MOST * plan.peak_bytes:
+        return ""
+    return (
+        f"one recurrent layer, '{largest.label}', makes {format_bytes(largest.kept_bytes)} of the peak. "
+        f"Try time_chunks='auto', which cuts such layers along time."
     )
 
 

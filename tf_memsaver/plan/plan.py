@@ -43,9 +43,11 @@ class Plan(Summarized):
     the plan's step time is above the bound's, as a share of the latter: 0 where no plan of one level is quicker (see
     ``search.bounds.least_seconds`` for what is proven of which plans). Both are None without a budget.
 
-    ``advice`` says why the plan saves little and what to try; it is empty where the plan saves 3% of the peak or more.
+    ``advice`` says why the plan saves little and what to try: empty where the plan saves 3% of the peak or more, unless
+    a recurrent layer makes most of what is left.
     ``opened`` are the layers that granularity ``"auto"`` chose to plan by operations, ``"call()"`` being the model's
-    own code between layers; all others are whole. ``note`` says why it planned by layers alone, if it had no choice.
+    own code between layers; all others are whole. ``note`` says why it planned by layers alone, if it had no choice,
+    and which recurrent layers were not cut along time.
     ``data_shapes`` are the shapes that only a batch of the data told, such as the length of its longest text.
 
     ``activation_bytes`` and ``reasons`` are, by unit, what ``layers`` shows of bytes, and why a layer must be kept or

@@ -51,6 +51,9 @@ KINDS = (
 """A model is of the first kind that holds for it, and its call of the first that runs no step."""
 
 
+_NOT_CUT = "nothing is cut along time, which is done in Functional and Sequential models that are planned by layers"
+
+
 def program_of(
     model: Any,
     granularity: Granularity,
@@ -78,4 +81,7 @@ def _program_of_call(time_chunks: TimeChunks, model: Any, granularity: Granulari
 def _program(model: Any, wanted: Wanted, kinds: Sequence[Kind]) -> Any:
     kind = next(kind for kind in kinds if kind.granularity in (wanted.granularity, ANY) and kind.holds(model))
     kind.check(model)
-    return kind.program.of(model, wanted)
+    program = kind.program.of(model, wanted)
+    if wanted.time_chunks is not None and not program.cuts_time:
+        return program.noted(_NOT_CUT)
+    return program

@@ -55,6 +55,8 @@ def _is_users_own(layer: Any) -> bool:
 class LayerProgram(ModelProgram):
     """The layer calls of a model, and the conversion of inputs around them."""
 
+    cuts_time = True
+
     def __init__(self, model: Any, is_handed_on: bool = False, time_chunks: TimeChunks = None) -> None:
         """List the calls of ``model``; ``is_handed_on`` says that its results go to code, and to no loss."""
         self._model = model

@@ -8,7 +8,7 @@ TensorFlow is a program, too: ``function_calls``.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -92,14 +92,21 @@ class MadeOptimized(Protocol):
         ...
 
 
+def joined_notes(notes: Iterable[str]) -> str:
+    """Return notes of plans as one, each once."""
+    return "; ".join(dict.fromkeys(filter(None, notes)))
+
+
 class TrainingProgram(abc.ABC):
     """A Keras model as calls, for a plan to be made of and to train by.
 
-    ``runs_step`` says that the calls are those of the model's ``train_step``, and not of its ``call``.
+    ``runs_step`` says that the calls are those of the model's ``train_step``, and not of its ``call``;
+    ``cuts_time`` that recurrent layers among them are cut into chunks of time where that is asked for.
     """
 
     sequence: CallSequence
     runs_step: bool
+    cuts_time = False
 
     @classmethod
     def of(cls, model: Any, wanted: Wanted) -> Any:
@@ -108,8 +115,8 @@ class TrainingProgram(abc.ABC):
         return cls(model)  # type: ignore[call-arg]
 
     def noted(self, note: str) -> Self:
-        """Return the program; its plans tell why layers were not taken apart."""
-        self.sequence = replace(self.sequence, note=note)
+        """Return the program; its plans tell this, too, such as why layers were not taken apart."""
+        self.sequence = replace(self.sequence, note=joined_notes([self.sequence.note, note]))
         return self
 
     def check_units(self, units: Sequence[Unit]) -> None:

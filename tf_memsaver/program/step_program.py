@@ -34,6 +34,7 @@ from tf_memsaver.program.program import (
     TrainingCall,
     TrainingProgram,
     Wanted,
+    joined_notes,
 )
 from tf_memsaver.program.signature import note_inputs, trained_on
 from tf_memsaver.program.train_step import what_is_traced
@@ -49,6 +50,7 @@ class StepProgram(TrainingProgram):
     """What a ``train_step`` trains; ``opened`` are its calls of networks and of other layers, in order."""
 
     runs_step: Literal[True] = True
+    cuts_time = True
 
     def __init__(self, model: Any, program_of: ProgramOf) -> None:
         """Trace the step of ``model``, which is only read, to hear which networks it calls.
@@ -291,4 +293,5 @@ def _joined(calls: Sequence[Call], opened: Sequence[OpenedCall], slot_count: int
         resident=frozenset(all_of("resident")),
         weights=frozenset(all_of("weights")),
         read_again=frozenset(all_of("read_again")),
+        note=joined_notes(each.program.sequence.note for each in opened),
     )

@@ -60,7 +60,7 @@ def in_time_chunks(sequence: CallSequence, steps: TimeChunks) -> CallSequence:
 
 def _note(whole: dict[str, str], is_empty: bool) -> str:
     if not whole:
-        return "there is no recurrent layer to cut along time" if is_empty else ""
+        return "by whole layers, since none that is recurrent can be cut along time" if is_empty else ""
     told = [f"'{label}' {why}" for label, why in list(whole.items())[:_NAMED]]
     more = f", and {len(whole) - _NAMED} more" if len(whole) > _NAMED else ""
     return f"not cut along time: {', '.join(told)}{more}"
