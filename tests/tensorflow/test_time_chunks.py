@@ -8,11 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
 from tf_memsaver.program.kinds import program_of
-from tools.shared.training import assert_fit_alike, assert_trains_alike, batch_for
+from tools.shared.training import assert_fit_alike, assert_trains_alike, batch_for, train
 
 STEPS, FEATURES, UNITS = 13, 5, 6
 """A number of steps that no chunk divides."""
@@ -120,13 +121,11 @@ def test_all_gradients_have_the_same_bits_in_graphs() -> None:
 
 def test_eager_steps_differ_by_rounding_alone() -> None:
     """A tape adds the gradients of all steps of an eager loop at once, but those of a chunk first."""
-    from tools.shared.training import train
-
     model = MODELS["lstm"]()
     plain, other = train(model, mode="eager"), train(in_chunks(model), mode="eager")
     for key, value in plain.items():
-        # Measured: 6e-8 of values up to 1.
-        np.testing.assert_allclose(value, other[key], rtol=1e-4, atol=1e-6, err_msg=str(key))
+        # Measured: 2e-7 of the largest gradient of a weight.
+        np.testing.assert_allclose(value, other[key], rtol=0, atol=1e-6 * np.abs(value).max(), err_msg=str(key))
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
@@ -154,8 +153,6 @@ def test_a_plan_from_a_file_trains_alike(tmp_path: Any) -> None:
 
 
 def test_a_network_in_a_loop_of_ones_own_is_cut() -> None:
-    import tensorflow as tf
-
     network = MODELS["lstm"]()
     optimizer = keras.optimizers.SGD()
 
@@ -224,6 +221,12 @@ def test_where_nothing_can_be_cut_the_plan_says_so() -> None:
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     assert "none that is recurrent" in tf_memsaver.search_plan(model, batch_size=4, time_chunks="auto").note
     assert "nothing is cut along time" in program_of(model, "op", None, "auto").sequence.note
+
+
+def test_a_hint_with_the_name_of_a_layer_means_all_of_its_chunks() -> None:
+    model = MODELS["lstm"]()
+    plan = tf_memsaver.search_plan(model, batch_size=4, time_chunks=6, strategy="recompute_all", keep="lstm_1")
+    assert {label.split("#")[0] for label in plan.recomputed} == {"lstm"}
 
 
 def test_a_mask_that_the_plan_does_not_know_is_refused() -> None:

@@ -17,7 +17,7 @@ from keras.src import backend
 from keras.src.layers.rnn.conv_lstm import ConvLSTM
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
-from tf_memsaver.compat.graphs import set_attribute
+from tf_memsaver.compat.graphs import run_steps_in_turn
 
 _DROPOUT = ("_dropout_mask", "_recurrent_dropout_mask")
 """Where a cell keeps what it drops out in all steps of a call (``DropoutRNNCell``)."""
@@ -186,7 +186,7 @@ def _one_by_one(left: Any) -> None:
     while left.op.type == "Identity":
         left = left.op.inputs[0]
     if left.op.type in ("StatelessWhile", "While"):
-        set_attribute(left.op, "parallel_iterations", tf.compat.v1.AttrValue(i=1))
+        run_steps_in_turn(left.op)
 
 
 def _unflattened(structure: Carried, flat: Sequence[Any]) -> Carried:
