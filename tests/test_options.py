@@ -76,6 +76,7 @@ NO_PATHS = [3, None, "", b"x", "a\0b", ["x"]]
                 "candidates": NO_LISTS,
                 "functions": NO_LISTS,
                 "granularity": [*NO_NAMES, "layers", "OP"],
+                "time_chunks": [*(value for value in NO_WHOLE_NUMBERS if value is not None), "sqrt"],
                 "mode": [*NO_NAMES, "fast"],
                 "profile": ["no", 1, 0, None],
                 "isolate": ["no", 1, 0, None],
