@@ -198,7 +198,7 @@ def test_auto_takes_the_square_root_of_the_steps() -> None:
     [
         (lambda: layers.LSTM(UNITS, unroll=True), "is unrolled"),
         (lambda: layers.LSTM(UNITS, activity_regularizer="l2"), "has a penalty on what it returns"),
-        (lambda: type("Own", (layers.LSTM,), {})(UNITS), "is a Own"),
+        (lambda: type("Own", (layers.LSTM,), {})(UNITS), "is of a class of its own, Own"),
         (lambda: layers.Bidirectional(layers.LSTM(UNITS, unroll=True)), "is unrolled"),
     ],
 )

@@ -88,9 +88,10 @@ class _PartCall:
 
     def run(self, slots: Sequence[Any], training: bool | None, names: Names) -> list[Any]:
         """Run below the layer's scope, and return what goes to ``outputs``."""
-        for model, given in self.whole.call.enclosing:
-            training = keras_calls.training_seen_by(model, given, training)
-        with names.inside(self.whole.call.home), tf.name_scope(f"{self.whole.scope}/part"):
+        call = self.whole.call
+        for operation, given in (*call.enclosing, (call.operation, call.kwargs)):
+            training = keras_calls.training_seen_by(operation, given, training)
+        with names.inside(call.home), tf.name_scope(f"{self.whole.scope}/part"):
             return list(self._made(slots, training))
 
     def _made(self, slots: Sequence[Any], training: bool | None) -> Iterator[Any]:

@@ -88,7 +88,7 @@ def _why_whole(call: LayerCall, shapes: Mapping[int, Sequence[int | None]], step
 
 def _obstacles(layer: Any) -> Iterator[tuple[str, bool]]:
     """Yield what is in the way of cutting a layer along time, and whether it is there."""
-    yield f"is a {type(layer).__name__}", type(layer) not in _LAYERS
+    yield f"is of a class of its own, {type(layer).__name__}", type(layer) not in _LAYERS
     yield "is stateful", layer.stateful
     yield "is unrolled", layer.unroll
     yield "has a penalty on what it returns", layer.activity_regularizer is not None
@@ -106,10 +106,11 @@ def _has_vectors(layer: Any) -> bool:
 
 
 def _reads_slots(call: LayerCall) -> bool:
-    others = {name: value for name, value in call.kwargs.items() if name not in ("training", "mask", "initial_state")}
-    given = [*call.args, *keras.tree.flatten(call.kwargs.get("initial_state") or [])]
-    is_plain = len(call.args) == 1 and all(value is None for value in others.values())
-    return is_plain and all(isinstance(each, Slot) for each in given)
+    """Whether a call gives a layer one sequence, and at most a mask and states, all of them tensors of the model."""
+    if len(call.args) != 1 or not {"training", "mask", "initial_state"}.issuperset(call.kwargs):
+        return False
+    given = keras.tree.flatten([call.args, call.kwargs.get("mask"), call.kwargs.get("initial_state")])
+    return isinstance(call.args[0], Slot) and all(each is None or isinstance(each, Slot) for each in given)
 
 
 def _recurrence(call: LayerCall) -> Recurrence:
