@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_memsaver
 from tests.tensorflow.plans import naive, optimized_between_cuts, optimized_by_hand
+from tf_memsaver.check.verify import Verification, _compared_by
 from tf_memsaver.errors import InvalidRequestError
 from tools.shared.models import small as models
 
@@ -98,3 +101,34 @@ def test_arguments_without_meaning(options: dict[str, Any]) -> None:
     model = models.chain()
     with pytest.raises(InvalidRequestError):
         tf_memsaver.verify(model, model, **{"batch_size": 4, **options})
+
+
+def _trained_in_turns(plain: list[float], optimized: float) -> Callable[[str], Any]:
+    """Return what trains a plain model, with these results in turns, and an optimized one."""
+    results = itertools.cycle(plain)
+
+    def train(model: str) -> dict[tuple[str, str, int], Any]:
+        result = optimized if model == "optimized" else next(results)
+        return {("weight", "w", 0): np.float32(result)}
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("plain", "optimized", "identical", "passed", "varies"),
+    [
+        ([1.0], 1.0, True, True, False),
+        ([1.0], 1.0001, False, False, False),
+        ([1.0, 1.0, 1.0001], 1.0001, True, True, False),
+        ([1.0, 1.0002, 1.0, 1.0001], 1.0001, True, True, False),
+        ([1.0, 1.0, 1.0002], 1.0001, False, True, True),
+        ([1.0, 1.0, 1.0002], 1.5, False, False, True),
+    ],
+)
+def test_a_plain_model_that_varies_is_run_again(
+    plain: list[float], optimized: float, identical: bool, passed: bool, varies: bool
+) -> None:
+    found = _compared_by(_trained_in_turns(plain, optimized), "plain", "optimized", "graph")
+    outcome = Verification(mode="graph", batch_size=1, steps=1, **found._asdict())
+    assert (outcome.identical, outcome.passed, outcome.plain_varies) == (identical, passed, varies)
+    assert ("Runs of the plain model differ" in str(outcome)) == varies

@@ -26,10 +26,15 @@ def operation_by_itself(
     return functools.partial(execute.execute, op_type.encode(), outputs, inputs, attributes, context.context())
 
 
+def is_deterministic() -> bool:
+    """Whether TensorFlow uses deterministic kernels alone; there is no public way to ask."""
+    return bool(config.is_op_determinism_enabled())
+
+
 @contextlib.contextmanager
 def deterministic_operations() -> Iterator[None]:
-    """Enable op determinism and leave it as it was; there is no public way back, nor one to ask."""
-    enabled = config.is_op_determinism_enabled()
+    """Enable op determinism and leave it as it was; there is no public way back."""
+    enabled = is_deterministic()
     tf.config.experimental.enable_op_determinism()
     try:
         yield
