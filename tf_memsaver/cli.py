@@ -11,14 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from absl import app, flags, logging
 from rich.console import Console
 
 from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
-from tf_memsaver.command.output import results_only
+from tf_memsaver.command.output import Result, results_only
 from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.compat.versions import __version__
@@ -26,9 +26,6 @@ from tf_memsaver.display.progress import Progress
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options.checks import did_you_mean
-
-if TYPE_CHECKING:
-    from tf_memsaver.command.verbs import Result
 
 DONE, NOT_SATISFIED, BAD_INPUT = 0, 1, 2
 _UNSATISFIED = (InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError)

@@ -1,4 +1,4 @@
-"""Standard output for results alone: whatever else a process prints meanwhile, by any means, goes to stderr."""
+"""What a command found, and standard output for it alone: what else is printed, by any means, goes to stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a command found: whether the caller is satisfied, the same for programs, and for people."""
+
+    satisfied: bool
+    document: dict[str, Any]
+    shown: tuple[RenderableType, ...]
 
 
 @contextlib.contextmanager

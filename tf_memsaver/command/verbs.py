@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import keras
 from rich.console import RenderableType
 from rich.text import Text
 
 from tf_memsaver import api
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.flags import LIMITS, command_line
-from tf_memsaver.command.model_source import load_data, load_model
+from tf_memsaver.command.output import Result
+from tf_memsaver.command.steps import calibrated, load, own_plan, plan_shown, planned, searched
 from tf_memsaver.display import overview, tables
 from tf_memsaver.display.figures import plotly
 from tf_memsaver.display.parts import BAD, GOOD
@@ -22,22 +21,12 @@ from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER,
 from tf_memsaver.files.writing import written
 from tf_memsaver.options.table import FunctionOptions, PlanOfTraceOptions, Units, options_of
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.units import Share, format_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a command found: whether the caller is satisfied, the same for programs, and for people."""
-
-    satisfied: bool
-    document: dict[str, Any]
-    shown: tuple[RenderableType, ...]
 
 
 def estimate(source: str, flags: Any, progress: Progress) -> Result:
     """Count one training step, layer by layer or operation by operation."""
-    given = _load(source, flags, progress)
+    given = load(source, flags, progress)
     with progress.stage("tracing one training step"):
         traced = api.trace(given.plain, **given.batches, granularity=flags.granularity, time_chunks=flags.time_chunks)
         found = traced.estimate()
@@ -46,25 +35,21 @@ def estimate(source: str, flags: Any, progress: Progress) -> Result:
     shown = overview.estimate_view(found, made)
     if flags.all:
         shown = (*overview.answer(found, made), Text(), tables.totals_table(found), Text(), tables.layers_table(found))
-    planned = {name: getattr(made, name) for name in ("peak_bytes", "step_overhead", "planner")}
-    return Result(satisfied=True, document={**found.to_json(), "planned": planned}, shown=shown)
+    kept = {name: getattr(made, name) for name in ("peak_bytes", "step_overhead", "planner")}
+    return Result(satisfied=True, document={**found.to_json(), "planned": kept}, shown=shown)
 
 
 def plan(source: str, flags: Any, progress: Progress) -> Result:
     """Make a plan, and write it when --output says where."""
     target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
-    traced, made = _search(_load(source, flags, progress), flags, progress)
+    traced, made = searched(load(source, flags, progress), flags, progress)
     written = _written(made, target, flags)
-    found = traced.estimate()
-    shown = overview.plan_view(found, made)
-    if flags.all:
-        shown = (*overview.answer(found, made), Text(), tables.segments_table(made))
-    return Result(satisfied=True, document=made.to_json(), shown=(*shown, *written))
+    return Result(satisfied=True, document=made.to_json(), shown=(*plan_shown(traced, made, flags), *written))
 
 
 def curve(source: str, flags: Any, progress: Progress) -> Result:
     """Plan for budgets between the plain step and the least peak."""
-    given = _load(source, flags, progress)
+    given = load(source, flags, progress)
     hints = {name: getattr(flags, name) for name in LIMITS if name in flags}
     with progress.stage("tracing one training step, and planning"):
         found = api.memory_time_curve(given.plain, **given.batches, points=flags.points, **hints)
@@ -79,8 +64,8 @@ def report(source: str, flags: Any, progress: Progress) -> Result:
     """Write a page that shows a plan: one from a file, the model's own, or one made anew."""
     plotly()
     target = output_target(source, flags, TargetKind.FILE)
-    given = _load(source, flags, progress)
-    made = _own_plan(given, flags)
+    given = load(source, flags, progress)
+    made = own_plan(given, flags)
     batches = given.batches if made is None else given.batches_of(made)
     how = flags if made is None else made.request
     units = {name: getattr(how, name) for name in options_of(Units)}
@@ -105,7 +90,7 @@ def report(source: str, flags: Any, progress: Progress) -> Result:
 def max_batch(source: str, flags: Any, progress: Progress) -> Result:
     """Find the largest batch within the budget, and write its plan when --output says where."""
     target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
-    given = _load(source, flags, progress)
+    given = load(source, flags, progress)
     limits = {name: getattr(flags, name) for name in LIMITS}
     with progress.stage("planning for several batch sizes" + ("" if flags.predict_only else ", running the largest")):
         found = api.max_batch_size(given.plain, **given.batches, **limits, predict_only=flags.predict_only)
@@ -120,8 +105,8 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
     if kind_of(source) is SourceKind.SAVED_MODEL:
         return _optimize_saved_model(source, flags, progress)
     target = output_target(source, flags, TargetKind.FOLDER)
-    given = _load(source, flags, progress)
-    made, optimized = (_calibrated if flags.calibrate else _planned)(given, flags, progress)
+    given = load(source, flags, progress)
+    made, optimized = (calibrated if flags.calibrate else planned)(given, flags, progress)
     files = [PLAN_FILE]
     with written(target) as folder:
         made.save(folder / PLAN_FILE)
@@ -140,8 +125,8 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
 
 def verify(source: str, flags: Any, progress: Progress) -> Result:
     """Compare the plain and the optimized model over some training steps."""
-    given = _load(source, flags, progress)
-    made, optimized = _planned(given, flags, progress)
+    given = load(source, flags, progress)
+    made, optimized = planned(given, flags, progress)
     with progress.stage(f"training plain and optimized model, {flags.mode} mode"):
         found = api.verify(
             given.plain,
@@ -158,8 +143,8 @@ def verify(source: str, flags: Any, progress: Progress) -> Result:
 
 def measure(source: str, flags: Any, progress: Progress) -> Result:
     """Measure both models, each in a process of its own, and compare the optimized one with the budget."""
-    given = _load(source, flags, progress)
-    made, optimized = _planned(given, flags, progress)
+    given = load(source, flags, progress)
+    made, optimized = planned(given, flags, progress)
     rows = []
     for name, subject, predicted in (
         ("plain", given.plain, made.plain_peak_bytes),
@@ -222,69 +207,3 @@ def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result
     shown = tuple(part for name, made in plans.items() for part in (name, tables.before_after_table(made)))
     document = {"output": str(target.path), "plans": {name: made.to_json() for name, made in plans.items()}}
     return Result(satisfied=True, document=document, shown=(*shown, f"SavedModel written to {flags.output}"))
-
-
-# Steps that the verbs share -----------------------------------------------------------------------------------------
-
-
-class _Given(NamedTuple):
-    """What a command line names: the model, the same as a plain one, and what tells a verb of the batches."""
-
-    model: keras.Model
-    plain: keras.Model
-    batches: dict[str, Any]
-
-    def batches_of(self, made: Plan) -> dict[str, Any]:
-        """Return what tells of the batches for a plan: of its size, where no other is given."""
-        size = self.batches["batch_size"]
-        return {**self.batches, "batch_size": made.batch_size if size is None else size}
-
-
-def _load(source: str, flags: Any, progress: Progress) -> _Given:
-    with progress.stage(f"loading {source}"):
-        model = load_model(source, input_shape=flags.input_shape or None, optimizer=flags.optimizer, loss=flags.loss)
-    if not getattr(model, "compiled", False):
-        progress.note("the model is not compiled, so no optimizer slots are counted; --optimizer=NAME compiles it")
-    batches: dict[str, Any] = {"batch_size": flags.batch_size}
-    if flags.data is not None:
-        with progress.stage(f"calling {flags.data} for data"):
-            batches["data"] = load_data(flags.data)
-    return _Given(model, api.strip(model), batches)
-
-
-def _search(given: _Given, flags: Any, progress: Progress) -> tuple[api.Trace, Plan]:
-    """Return the traced step and the plan that the flags ask for."""
-    # A module of the user's own may have registered it when the model was made.
-    check_strategy(flags.strategy)
-    asked = {name: getattr(flags, name) for name in LIMITS}
-    how = {name: asked.pop(name) for name in (*options_of(Units), "profile")}
-    with progress.stage("tracing one training step"):
-        traced = api.trace(given.plain, **given.batches, **how)
-    with progress.stage("planning"):
-        return traced, traced.plan(**asked)
-
-
-def _calibrated(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
-    """Return a plan that real steps have kept, and the optimized model."""
-    limits = {name: getattr(flags, name) for name in LIMITS}
-    with progress.stage("tracing one training step, planning, and running real steps"):
-        optimized = api.optimize(given.plain, **given.batches, **limits, calibrate=True)
-    return optimized.memsaver_plan, optimized
-
-
-def _planned(given: _Given, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
-    """Return a plan and the optimized model: from the plan file, from the model's own plan, or planned anew."""
-    found = _own_plan(given, flags)
-    if found is not None and flags.plan is None:
-        return found, given.model
-    made = _search(given, flags, progress)[1] if found is None else found
-    with progress.stage("rewriting the model"):
-        return made, api.apply_plan(given.plain, made, data=given.batches.get("data"))
-
-
-def _own_plan(given: _Given, flags: Any) -> Plan | None:
-    """Return the plan of the plan file, or the model's own where no limits are given; None if there is neither."""
-    if flags.plan is not None:
-        return Plan.load(flags.plan)
-    own: Plan | None = getattr(given.model, "memsaver_plan", None)
-    return own if all(flags[name].using_default_value for name in LIMITS) else None
