@@ -129,6 +129,13 @@ def test_a_plain_model_that_varies_is_run_again(
     plain: list[float], optimized: float, identical: bool, passed: bool, varies: bool
 ) -> None:
     found = _compared_by(_trained_in_turns(plain, optimized), "plain", "optimized", "graph")
-    outcome = Verification(mode="graph", batch_size=1, steps=1, **found._asdict())
+    outcome = Verification(
+        mode="graph",
+        batch_size=1,
+        steps=1,
+        deterministic_ops=found.deterministic_ops,
+        checks=found.checks,
+        plain_varies=found.plain_varies,
+    )
     assert (outcome.identical, outcome.passed, outcome.plain_varies) == (identical, passed, varies)
     assert ("Runs of the plain model differ" in str(outcome)) == varies

@@ -167,8 +167,15 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
         if own is not None and not own.built:
             # Before its state is taken down, so that what is traced keeps its slots when that is restored.
             own.build(model.trainable_variables)
-        found = _compared(model, optimized, told, steps, mode)
-    return Verification(mode=mode, batch_size=told.batch_size, steps=steps, **found._asdict())
+        checks, deterministic, varies = _compared(model, optimized, told, steps, mode)
+    return Verification(
+        mode=mode,
+        batch_size=told.batch_size,
+        steps=steps,
+        deterministic_ops=deterministic,
+        checks=checks,
+        plain_varies=varies,
+    )
 
 
 class _Outcome(NamedTuple):
@@ -223,7 +230,7 @@ def _compared_by(
             return found
     with deterministic_operations():
         found = _against_plain_runs(train, model, optimized, train(model))
-    return found._replace(deterministic_ops=True)
+    return _Outcome(found.checks, True, found.plain_varies)
 
 
 def _against_plain_runs(train: Callable[[Any], Record], model: Any, optimized: Any, plain: Record) -> _Outcome:
