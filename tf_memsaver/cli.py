@@ -17,7 +17,7 @@ from absl import app, flags, logging
 from rich.console import Console
 
 from tf_memsaver.command.arguments import check_arguments
-from tf_memsaver.command.flags import COMMANDS, PROGRAM, command_help, new_flags, program_help
+from tf_memsaver.command.flags import COMMANDS, PROGRAM, SCRIPT, command_help, new_flags, program_help
 from tf_memsaver.command.output import Result, results_only
 from tf_memsaver.command.stopping import stopped_by_signals
 from tf_memsaver.compat.backend import check_backend
@@ -36,10 +36,14 @@ _LONGEST_LINE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """A parsed command line; ``restore`` says that the process goes on after it."""
+    """A parsed command line; ``restore`` says that the process goes on after it.
+
+    ``source`` is the model or the script that it names, ``arguments`` are the script's.
+    """
 
     command: str
-    model: str
+    source: str
+    arguments: tuple[str, ...]
     flags: flags.FlagValues
     restore: bool
 
@@ -59,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parse(argv: Sequence[str], *, restore: bool) -> Invocation:
     """Return what the command line asks for, or exit: with help, or with one line that says what is wrong."""
-    arguments = argv[1:]
+    arguments, its_own = _parted(argv[1:])
     name = arguments[0] if arguments else ""
     command = COMMANDS.get(name)
     if _HELP.intersection(arguments):
@@ -71,19 +75,30 @@ def _parse(argv: Sequence[str], *, restore: bool) -> Invocation:
         _reject(f"{reason} Commands are {', '.join(COMMANDS)}")
     values = new_flags(command)
     try:
-        _, *rest = values(list(argv))
+        _, *rest = values([argv[0], *arguments])
     except flags.UnrecognizedFlagError as error:
         known = did_you_mean(error.flagname, command.flags) or _said_of(error.flagname)
         _reject(f"there is no option --{error.flagname}.{known}", name)
     except flags.Error as error:
         _reject(str(error), name)
     if len(rest) != 2:
-        _reject(f"'{rest[2]}' is one argument too many" if len(rest) > 2 else "no MODEL was given", name)
+        hint = ". A script's own arguments go after --" if command.source == SCRIPT else ""
+        _reject(
+            f"'{rest[2]}' is one argument too many{hint}" if len(rest) > 2 else f"no {command.source} was given", name
+        )
+    if its_own and command.source != SCRIPT:
+        _reject(f"'{its_own[0]}' is one argument too many", name)
     # absl asks that its own flags count as parsed; without --verbosity it would log at level INFO.
     flags.FLAGS.mark_as_parsed()
     if flags.FLAGS["verbosity"].using_default_value:
         flags.FLAGS.verbosity = logging.WARNING
-    return Invocation(command=name, model=rest[1], flags=values, restore=restore)
+    return Invocation(command=name, source=rest[1], arguments=its_own, flags=values, restore=restore)
+
+
+def _parted(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return what stands before ``--`` and what stands after it."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:end]), tuple(arguments[end + 1 :])
 
 
 def _said_of(flag: str) -> str:
@@ -152,12 +167,15 @@ def _finite(item: Any) -> Any:
 
 def _call(invocation: Invocation) -> Result:
     check_backend()
-    check_arguments(invocation.command, invocation.model, invocation.flags)
+    check_arguments(invocation.command, invocation.source, invocation.flags)
     with _quiet_start():
         from tf_memsaver.command.verbs import VERBS
         from tf_memsaver.compat.counting import count_memory
     count_memory()
-    return VERBS[invocation.command](invocation.model, invocation.flags, Progress(Console(stderr=True)))
+    given = [invocation.source, invocation.flags, Progress(Console(stderr=True))]
+    if COMMANDS[invocation.command].source == SCRIPT:
+        given.append(invocation.arguments)
+    return VERBS[invocation.command](*given)
 
 
 @contextlib.contextmanager

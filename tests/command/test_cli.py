@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
-from tf_memsaver.command.flags import COMMANDS, new_flags
+from tf_memsaver.command.flags import COMMANDS, SCRIPT, new_flags
 from tf_memsaver.compat import keras_names
 from tf_memsaver.options.table import STRATEGIES
 from tf_memsaver.plan.plan import Plan
@@ -108,8 +108,10 @@ def test_help_of_a_command_lists_its_flags(run: Any, name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_of_the_help_are_command_lines(name: str) -> None:
     for arguments, _ in COMMANDS[name].examples:
-        _, model = new_flags(COMMANDS[name])([name, *arguments.split()])
-        assert model and len(arguments.split()) > 1
+        own, _, of_a_script = arguments.partition(" -- ")
+        _, source = new_flags(COMMANDS[name])([name, *own.split()])
+        assert source and (len(own.split()) > 1 or COMMANDS[name].source == SCRIPT)
+        assert not of_a_script or COMMANDS[name].source == SCRIPT
 
 
 @pytest.mark.parametrize(

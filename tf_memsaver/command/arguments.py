@@ -10,7 +10,8 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from tf_memsaver.command.flags import LIMITS
+from tf_memsaver.command.flags import COMMANDS, LIMITS, SCRIPT
+from tf_memsaver.command.script import check_text
 from tf_memsaver.command.sources import top_level_names
 from tf_memsaver.compat import keras_names
 from tf_memsaver.errors import InvalidRequestError
@@ -69,6 +70,9 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
     Raises:
       MemsaverError: what the command would raise later.
     """
+    if COMMANDS[command].source == SCRIPT:
+        _check_script(source)
+        return
     kind = kind_of(source)
     if kind is SourceKind.SAVED_MODEL:
         if command != "optimize":
@@ -136,6 +140,12 @@ def _check_model(kind: SourceKind, source: str, flags: Any) -> None:
                 f"{what}='{getattr(flags, what)}' is no {what} of Keras.{did_you_mean(name, known)} "
                 f"Give a name of keras.{what}{'es' if what == 'loss' else 's'}."
             )
+
+
+def _check_script(path: str) -> None:
+    if not os.path.isfile(path):
+        raise InvalidRequestError(f"there is no script '{path}'.{_close_files(path, ('.py',))}")
+    check_text(path)
 
 
 def _check_module(source: str, what: str) -> None:

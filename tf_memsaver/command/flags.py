@@ -11,7 +11,7 @@ from typing import Any, get_args
 from absl import flags
 
 from tf_memsaver.errors import MemsaverError
-from tf_memsaver.options.flags import DetailFlags, ModelFlags, OutputFlags, PlanFlags, SaveFlags
+from tf_memsaver.options.flags import DetailFlags, FormatFlags, ModelFlags, OutputFlags, PlanFlags, SaveFlags
 from tf_memsaver.options.option import Option
 from tf_memsaver.options.table import (
     STRATEGIES,
@@ -32,6 +32,9 @@ from tf_memsaver.options.table import (
 from tf_memsaver.units import Share
 
 PROGRAM = "tf-memsaver"
+MODEL, SCRIPT = "MODEL", "SCRIPT"
+"""What a command line names after its command."""
+
 _WIDTH = 80
 """Columns of a help text."""
 
@@ -46,6 +49,11 @@ MODEL is one of
     built without trained weights
   the folder of a SavedModel (optimize only), which is rewritten without the
     code that made it"""
+
+_SCRIPT_HELP = """\
+SCRIPT is a Python program that trains. It runs as `python SCRIPT ARGUMENTS`
+would, up to its first call of fit, and nothing is trained; what it prints goes
+to stderr."""
 
 _EXIT_HELP = """\
 Results go to stdout, progress and logs to stderr.
@@ -65,12 +73,21 @@ LIMITS = tuple(flags_of(RequestOptions))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A sub-command: its one-line summary, examples of its arguments with what each is for, and its flags."""
+    """A sub-command: its one-line summary, examples of its arguments with what each is for, and its flags.
+
+    ``source`` says what it works on: a model, or a script, whose own arguments follow after ``--``.
+    """
 
     name: str
     summary: str
     examples: tuple[tuple[str, str], ...]
     flags: dict[str, Option]
+    source: str = MODEL
+
+    @property
+    def usage(self) -> str:
+        """The command line in general."""
+        return f"{PROGRAM} {self.name} {self.source} [flags]{' [-- ARGUMENTS]' if self.source == SCRIPT else ''}"
 
 
 COMMANDS = {
@@ -153,6 +170,16 @@ COMMANDS = {
                 ("resnet50 --batch_size=32 --plan=plan.json --mode=xla", "by a plan file, with XLA"),
             ),
             flags=flags_of(ModelFlags, PlanOptions, PlanFlags, MeasureOptions),
+        ),
+        Command(
+            name="doctor",
+            summary="Run a training script up to its first fit, and show the plan for its model and the line to add.",
+            examples=(
+                ("train.py", "for at most 30% more time"),
+                ("train.py --budget=6GiB -- --epochs=10", "within a budget; the script gets --epochs=10"),
+            ),
+            flags=flags_of(FormatFlags, RequestOptions, DetailFlags),
+            source=SCRIPT,
         ),
     )
 }
@@ -237,9 +264,9 @@ def command_help(command: Command) -> str:
     return "\n\n".join(
         (
             textwrap.fill(command.summary, _WIDTH),
-            f"Usage: {PROGRAM} {command.name} MODEL [flags]",
+            f"Usage: {command.usage}",
             f"Examples\n{examples}",
-            _MODEL_HELP,
+            _MODEL_HELP if command.source == MODEL else _SCRIPT_HELP,
             _section("Flags", flags),
             *([_section("Strategies", strategies)] if "strategy" in command.flags else []),
             _EXIT_HELP,

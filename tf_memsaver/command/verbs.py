@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tf_memsaver import api
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
+from tf_memsaver.command.doctor import doctor
 from tf_memsaver.command.flags import LIMITS, command_line
 from tf_memsaver.command.output import Result
 from tf_memsaver.command.steps import calibrated, load, own_plan, plan_shown, planned, searched
@@ -178,10 +179,12 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
     return Result(satisfied=kept is not False, document=document, shown=shown)
 
 
-VERBS: dict[str, Callable[[str, Any, Progress], Result]] = {
+VERBS: dict[str, Callable[..., Result]] = {
     verb.__name__.replace("_", "-"): verb
-    for verb in (estimate, plan, curve, report, max_batch, optimize, verify, measure)
+    for verb in (estimate, plan, curve, report, max_batch, optimize, verify, measure, doctor)
 }
+"""By name. A verb is called with what the command line names, the flags, where progress goes and, if it runs a script,
+the script's arguments."""
 
 
 def _written(made: Plan, target: Any, flags: Any) -> tuple[RenderableType, ...]:

@@ -16,13 +16,13 @@ from tf_memsaver.errors import UnsupportedModelError
 TENSORFLOW = "tensorflow"
 
 
-def check_backend() -> None:
-    """Check that Keras runs, or will run, on TensorFlow.
+def check_backend(name: str = "") -> None:
+    """Check that Keras runs, or will run, on TensorFlow; ``name`` is what it is to run on, where that is known.
 
     Raises:
       UnsupportedModelError: it does not.
     """
-    name = backend()
+    name = name or backend()
     if name != TENSORFLOW:
         raise UnsupportedModelError(
             f"Keras runs on its '{name}' backend; tf_memsaver needs TensorFlow. Set the environment variable "

@@ -16,7 +16,21 @@ SaveFormat = Literal["keras", "saved_model"]
 """What it writes of a model."""
 
 
-class ModelFlags(Batches, total=False):
+class FormatFlags(TypedDict, total=False):
+    """What the command prints."""
+
+    format: Annotated[
+        Format,
+        Option(
+            check=choice(*get_args(Format)),
+            help="what to print: tables, or one JSON document",
+            default="text",
+            value="text|json",
+        ),
+    ]
+
+
+class ModelFlags(Batches, FormatFlags, total=False):
     """How the command makes a model, and what it prints."""
 
     input_shape: Annotated[
@@ -34,15 +48,6 @@ class ModelFlags(Batches, total=False):
         Option(check=name_, help="compile the model with this optimizer, so that its slots count", value="NAME"),
     ]
     loss: Annotated[str, Option(check=name_, help="compile the model with this loss", value="NAME")]
-    format: Annotated[
-        Format,
-        Option(
-            check=choice(*get_args(Format)),
-            help="what to print: tables, or one JSON document",
-            default="text",
-            value="text|json",
-        ),
-    ]
 
 
 class DetailFlags(TypedDict, total=False):
