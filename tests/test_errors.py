@@ -41,7 +41,7 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
     (
         errors.MissingExtraError("highspy", "milp"),
         {"package": "highspy", "extra": "milp"},
-        ["'highspy'", "pip install tf-memsaver[milp]"],
+        ["'highspy'", "pip install highspy"],
     ),
     (errors.SecondDerivativeError(), {}, ["neither second", "strip"]),
 ]

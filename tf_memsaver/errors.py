@@ -120,7 +120,7 @@ class MissingExtraError(MemsaverError):
         self.package, self.extra = package, extra
 
     def __str__(self) -> str:
-        return f"this needs the package '{self.package}'. Install it with: pip install tf-memsaver[{self.extra}]"
+        return f"this needs the package '{self.package}'. Install it with: pip install {self.package}"
 
 
 class MeasurementError(MemsaverError):
@@ -148,4 +148,4 @@ class OutputExistsError(MemsaverError):
     def __str__(self) -> str:
         if self.reason:
             return f"'{self.path}' exists already and is not replaced: {self.reason}. Choose another path."
-        return f"'{self.path}' exists already. Choose another path, or allow overwriting it (--overwrite)."
+        return f"'{self.path}' exists already. Choose another path, or replace it: overwrite=True (--overwrite)."

@@ -135,7 +135,7 @@ def test_what_is_free_or_ours(here: Path) -> None:
         assert check_target(path, kind, overwrite=False).replaced is None
     for path, kind in (("saved", FOLDER), ("out/", FOLDER), ("plan.json", FILE), ("zero", FILE)):
         assert check_target(path, kind, overwrite=True).replaced
-        with pytest.raises(OutputExistsError, match="allow overwriting"):
+        with pytest.raises(OutputExistsError, match="overwrite=True"):
             check_target(path, kind, overwrite=False)
 
 

@@ -26,9 +26,7 @@ from tf_memsaver.search.nested import quickest_nested, several_levels
 from tf_memsaver.search.one_level import OneLevel
 from tools.shared.nets import Net, chain
 
-needs_highs = pytest.mark.skipif(
-    not milp.is_available(), reason="HiGHS is not installed: pip install tf-memsaver[milp]"
-)
+needs_highs = pytest.mark.skipif(not milp.is_available(), reason="HiGHS is not installed: pip install highspy")
 examples = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 

@@ -46,7 +46,7 @@ def test_saving_takes_no_name_but_its_own(tmp_path: Path):
     some_plan().save(tmp_path / "plan.json")
     some_plan().save(tmp_path / "plan.json")
     assert (tmp_path / "plan.json.part").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
-    with pytest.raises(OutputExistsError, match="allow overwriting"):
+    with pytest.raises(OutputExistsError, match="overwrite=True"):
         some_plan().save(tmp_path / "plan.json", overwrite=False)
     with pytest.raises(OutputExistsError, match="holds no plan"):
         some_plan().save(tmp_path / "plan.json.part")

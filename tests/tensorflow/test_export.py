@@ -45,7 +45,7 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, optimized: Any) -> Non
 def test_a_saved_model_is_replaced_with_leave(tmp_path: Path, optimized: Any) -> None:
     optimized.export(tmp_path / "saved", verbose=False)
     assert not (tmp_path / "saved" / EXTRA_FOLDER / EXPORTED_PLAN).exists()
-    with pytest.raises(OutputExistsError, match="allow overwriting"):
+    with pytest.raises(OutputExistsError, match="overwrite=True"):
         tf_memsaver.export_saved_model(optimized, tmp_path / "saved")
     for _ in range(2):
         tf_memsaver.export_saved_model(optimized, tmp_path / "saved", overwrite=True)

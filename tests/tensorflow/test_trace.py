@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_memsaver
 from tf_memsaver.callbacks import Optimize
 from tf_memsaver.capture import model_step
-from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.errors import HintError, InvalidRequestError
 
 
 @pytest.fixture
@@ -60,6 +60,28 @@ def test_one_trace_serves_all(steps_traced: list[str]) -> None:
     second.fit(data(), shuffle=False, verbose=0)
     assert steps_traced == ["chain"]
     assert "chain" in repr(traced) and "16" in repr(traced)
+
+
+@pytest.mark.parametrize("hint", ["keep", "recompute", "candidates"])
+@pytest.mark.parametrize(
+    "verb", [tf_memsaver.optimize, tf_memsaver.search_plan, tf_memsaver.memory_time_curve, tf_memsaver.max_batch_size]
+)
+def test_a_name_of_no_layer_is_told_before_the_trace(verb: Any, hint: str, steps_traced: list[str]) -> None:
+    name = f"{chain().layers[4].name}x"
+    with pytest.raises(HintError, match=f"{hint}='{name}' matches no layer. Did you mean dense"):
+        verb(chain(), data=data(), **{hint: [name]})
+    assert not steps_traced
+
+
+def test_names_of_parts_that_a_trace_tells_are_not_refused_before_it() -> None:
+    own = type("Own", (keras.layers.Dense,), {})
+    model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(8), own(8, name="own"), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    name = tf_memsaver.capture_graph(model, data=data(), granularity="op").units[1].label
+    for options in ({"granularity": "op", "keep": name}, {"keep": "own"}, {"keep": "dense*"}):
+        assert tf_memsaver.search_plan(model, data=data(), **options).request.keep
+    plan = tf_memsaver.search_plan(tf_memsaver.optimize(chain(), data=data()), data=data(), keep="dense_*")
+    assert plan.request.keep == ("dense_*",)
 
 
 def test_the_verbs_are_short_forms(steps_traced: list[str]) -> None:

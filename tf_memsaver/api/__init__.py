@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from tf_memsaver.api.asked import part_of, request_of, tell_of
+from tf_memsaver.api.asked import check_before_tracing, part_of, request_of, tell_of
 from tf_memsaver.api.compiled import is_for_xla
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
 from tf_memsaver.api.traced import TracedStep
@@ -43,7 +43,6 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
 from tf_memsaver.planners.measured import plan_that_keeps
-from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.loop import Loop, mapped, places_of_networks
 from tf_memsaver.program.memo import forget
@@ -204,8 +203,7 @@ def search_plan(model: Any, **options: Unpack[OptimizeOptions]) -> Plan:
 
 def _planned(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
     """Return a model's traced step and its plan."""
-    # A strategy that is not known is told before the step is traced, which takes seconds.
-    check_strategy(options["strategy"])
+    check_before_tracing(model, options)
     traced = trace(model, **part_of(options, CaptureOptions))
     return traced, traced.plan(**part_of(options, PlanOfTraceOptions))
 
@@ -224,6 +222,7 @@ def memory_time_curve(model: Any, **options: Unpack[CurveOptions]) -> tuple[Plan
       HintError: a pattern matches no layer, or the hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
+    check_before_tracing(model, options)
     return trace(model, **part_of(options, CaptureOptions)).curve(**part_of(options, CurveOfTraceOptions))
 
 
@@ -313,7 +312,7 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
       MeasurementError: the steps at the answer could not be run.
       MemsaverError: what ``search_plan`` raises.
     """
-    check_strategy(options["strategy"])
+    check_before_tracing(model, options)
     start = options["batch_size"] or (32 if options["data"] is None else None)
     plain = _plain_subject(model, options)
     forget(plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 from absl import logging
 
 from tf_memsaver.compat.devices import bytes_left
@@ -12,16 +13,35 @@ from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.compat.keras_variables import bytes_of
 from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.options.table import options_of
+from tf_memsaver.options.table import Hints, options_of
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.problem import check_names
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import check_strategy
+from tf_memsaver.program.kinds import labels_known
 from tf_memsaver.units import AUTO
 
 
 def part_of(options: Mapping[str, Any], group: Any) -> dict[str, Any]:
     """Return those of a verb's options that are of a group."""
     return {name: options[name] for name in options_of(group) if name in options}
+
+
+def check_before_tracing(model: Any, options: Mapping[str, Any]) -> None:
+    """Check what can be told without a trace, which takes seconds: the strategy, and the names of layers in hints.
+
+    Raises:
+      InvalidRequestError: there is no such strategy.
+      HintError: a pattern matches no layer.
+    """
+    if "strategy" in options:
+        check_strategy(options["strategy"])
+    hints = {name: options[name] for name in options_of(Hints)}
+    if any(hints.values()) and isinstance(model, keras.Model) and options.get("step") is None:
+        # Chunks of time have names that only the trace tells.
+        labels = labels_known(model, options["granularity"]) if options.get("time_chunks") is None else None
+        if labels is not None:
+            check_names(labels, hints)
 
 
 def tell_of(subject: str, plan: Plan) -> None:

@@ -9,13 +9,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tf_memsaver import api
+from tf_memsaver.api.asked import check_before_tracing
 from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import load_data, load_model
 from tf_memsaver.display import overview, tables
 from tf_memsaver.display.progress import Progress
 from tf_memsaver.options.table import Units, options_of
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.planners.solve import check_strategy
 
 
 class Given(NamedTuple):
@@ -50,9 +50,9 @@ def load(source: str, flags: Any, progress: Progress) -> Given:
 
 def searched(given: Given, flags: Any, progress: Progress) -> tuple[api.Trace, Plan]:
     """Return the traced step and the plan that the flags ask for."""
-    # A module of the user's own may have registered it when the model was made.
-    check_strategy(flags.strategy)
     asked = {name: getattr(flags, name) for name in LIMITS}
+    # A module of the user's own may have registered a strategy when the model was made.
+    check_before_tracing(given.plain, asked)
     how = {name: asked.pop(name) for name in (*options_of(Units), "profile")}
     with progress.stage("tracing one training step"):
         traced = api.trace(given.plain, **given.batches, **how)

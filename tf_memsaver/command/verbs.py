@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tf_memsaver import api
+from tf_memsaver.api.asked import check_before_tracing
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.doctor import doctor
 from tf_memsaver.command.flags import LIMITS, command_line
@@ -70,6 +71,8 @@ def report(source: str, flags: Any, progress: Progress) -> Result:
     batches = given.batches if made is None else given.batches_of(made)
     how = flags if made is None else made.request
     units = {name: getattr(how, name) for name in options_of(Units)}
+    if made is None:
+        check_before_tracing(given.plain, {name: getattr(flags, name) for name in LIMITS})
     with progress.stage("tracing one training step"):
         traced = api.trace(given.plain, **batches, **units, profile=flags.profile)
     if made is None:

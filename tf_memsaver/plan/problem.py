@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -202,11 +202,23 @@ def _names(label: str) -> tuple[str, str, str]:
     return label, label.split("#")[0], label.rsplit("/", 1)[-1].split("#")[0]
 
 
-def _close_names(graph: Graph, pattern: str) -> str:
-    """Return a sentence with names of layers that are close to a pattern, or with some, where none is."""
-    some = ", ".join(unit.label for unit in graph.units[:5])
-    names = {unit.label.split("#")[0] for unit in graph.units} | set(graph.opened)
-    return did_you_mean(pattern, names) or f" Layers are named like: {some}, …"
+def check_names(labels: Sequence[str], hints: Mapping[str, Sequence[str]]) -> None:
+    """Check that every pattern of some hints, by their names, matches one of the labels that units will have.
+
+    Raises:
+      HintError: one does not; it names labels that are close.
+    """
+    for hint, patterns in hints.items():
+        for pattern in patterns:
+            if not any(_is_named(label, pattern) for label in labels):
+                raise _no_such_layer(hint, pattern, labels)
+
+
+def _no_such_layer(hint: str, pattern: str, labels: Sequence[str], opened: Sequence[str] = ()) -> HintError:
+    """Return the error of a pattern that matches nothing, with names that are close or, where none is, with some."""
+    names = {label.split("#")[0] for label in labels} | set(opened)
+    close = did_you_mean(pattern, names) or f" Layers are named like: {', '.join(labels[:5])}, …"
+    return HintError(f"{hint}={pattern!r} matches no layer.{close}")
 
 
 def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ...]:
@@ -220,7 +232,7 @@ def _matches(graph: Graph, hint: str, patterns: Sequence[str]) -> tuple[bool, ..
         inside = _inside(graph, pattern)
         found = [part or _is_named(unit.label, pattern) for unit, part in zip(graph.units, inside, strict=True)]
         if not any(found):
-            raise HintError(f"{hint}={pattern!r} matches no layer.{_close_names(graph, pattern)}")
+            raise _no_such_layer(hint, pattern, [unit.label for unit in graph.units], graph.opened)
         flags = [flag or new for flag, new in zip(flags, found, strict=True)]
     return tuple(flags)
 

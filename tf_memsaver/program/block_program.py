@@ -43,7 +43,7 @@ class BlockProgram(OperationProgram):
         if wanted.time_chunks is not None:
             return wanted.of_call(model, "layer")
         if wanted.opened is None:
-            if _is_of_layers_of_keras(model):
+            if calls_only_keras(model):
                 return wanted.of_call(model, "layer")
             reason = _not_by_operations(model)
             if reason:
@@ -63,7 +63,7 @@ class BlockProgram(OperationProgram):
         return by_layers.noted(f"by layers alone, since {_LOOKS_UP_AGAIN}") if blocks.looks_up_again else by_layers
 
 
-def _is_of_layers_of_keras(model: Any) -> bool:
+def calls_only_keras(model: Any) -> bool:
     """Whether all that a model calls one after another are layers of Keras's own: between those a plan cuts anyhow."""
     if not runs_layer_by_layer(model):
         return False

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tf_memsaver.options.table import Granularity, TimeChunks
-from tf_memsaver.program.block_program import BlockProgram
+from tf_memsaver.program.block_program import BlockProgram, calls_only_keras
+from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.loop_program import LoopProgram, is_loop
 from tf_memsaver.program.model_function import check_no_plan_inside
@@ -23,6 +24,7 @@ from tf_memsaver.program.program import ModelProgram, TrainingProgram, Wanted
 from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.sublayer_program import SublayerProgram
+from tf_memsaver.program.train_step import has_own_train_step
 
 ANY: Literal["any"] = "any"
 """A kind that says by itself what the granularity of a request is for."""
@@ -85,3 +87,11 @@ def _program(model: Any, wanted: Wanted, kinds: Sequence[Kind]) -> Any:
     if wanted.time_chunks is not None and not program.cuts_time:
         return program.noted(_NOT_CUT)
     return program
+
+
+def labels_known(model: Any, granularity: Granularity) -> tuple[str, ...] | None:
+    """Return the labels that the units of a model will have; None where they are known only when it is traced."""
+    by_layers = granularity == "layer" or (granularity == "auto" and calls_only_keras(model))
+    if not by_layers or has_own_train_step(model) or not runs_layer_by_layer(model):
+        return None
+    return tuple(call.label for call in list_layer_calls(model).calls)

@@ -8,7 +8,7 @@ sections anew:
 * planners: chains and ResNet-, DenseNet-, U-Net- and transformer-like graphs at 30, 50 and 70% of the plain peak, with
   the extra time of each planner's plan;
 * gaps: the same kinds of graphs with 80 to 150 operations, and how far the plans of ``auto`` are from the best of their
-  class and from any schedule at all (``oracle/milp.py``; needs ``pip install tf-memsaver[milp]``).
+  class and from any schedule at all (``oracle/milp.py``; needs ``pip install highspy``).
 
 An operation takes one second a byte forward, and two backward.
 """
