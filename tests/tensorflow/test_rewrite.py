@@ -305,14 +305,17 @@ def test_same_class_layers_and_variables() -> None:
     assert type(optimized_between_cuts(models.residual_net())) is type(optimized)
 
 
-def test_summary_is_the_same() -> None:
+def test_summary_is_the_same_and_says_what_is_recomputed() -> None:
     model = models.residual_net()
-    texts: list[list[str]] = []
-    for each in (model, optimized_between_cuts(model)):
+    optimized, texts = optimized_between_cuts(model), list[list[str]]()
+    for each in (model, optimized):
         lines: list[str] = []
         each.summary(print_fn=lambda text, lines=lines, **_: lines.append(text))
         texts.append(lines)
-    assert texts[0] and texts[0] == texts[1]
+    *table, below = texts[1]
+    assert texts[0] and texts[0] == table
+    first = optimized.memsaver_plan.recomputed[0]
+    assert "Recomputed in the backward pass, by tf_memsaver: " in below and first in below
 
 
 def test_the_original_stays_as_it_was() -> None:

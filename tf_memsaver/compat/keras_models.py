@@ -1,6 +1,7 @@
 """Models of Keras: whose class they have, the graph of layers that they run, and the layers that they hold.
 
-Read from Keras 3.12 to 3.15: ``models/functional.py`` and ``sequential.py``, ``ops/function.py``, ``layers/layer.py``.
+Read from Keras 3.12 to 3.15: ``models/functional.py`` and ``sequential.py``, ``ops/function.py``, ``layers/layer.py``,
+``utils/io_utils.py``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 import keras
 from keras.src.models.functional import Functional as Functional
+from keras.src.utils import io_utils
 
 
 def own_class(layer: Any) -> type:
@@ -75,3 +77,8 @@ def all_layers(layer: Any) -> list[Any]:
 def sublayers(layer: Any) -> list[Any]:
     """Return the layers that a layer holds itself (``_flatten_layers``)."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def print_below_summary(text: str) -> None:
+    """Print a text where ``summary`` prints, if it was told nothing else."""
+    io_utils.print_msg(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """The one place where it is written: pyproject.toml reads it here."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,3 +34,13 @@ def decision_of(mode: SegmentMode, reason: str) -> Decision:
     if mode is SegmentMode.RECOMPUTE:
         return "recomputed"
     return "pinned" if reason else "kept"
+
+
+def recomputed_runs(layers: Sequence[PlannedLayer]) -> list[str]:
+    """Return a line for each segment that is recomputed: its first and last layer, and how many there are."""
+    runs = (list(run) for _, run in itertools.groupby(layers, key=lambda layer: layer.segment))
+    return [
+        f"{run[0].layer} … {run[-1].layer} ({len(run)} layers)" if len(run) > 1 else run[0].layer
+        for run in runs
+        if run[0].decision == "recomputed"
+    ]

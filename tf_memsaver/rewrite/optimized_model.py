@@ -20,6 +20,7 @@ from absl import logging
 from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_training
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options import refused
+from tf_memsaver.plan.layers import recomputed_runs
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_call import may_be_differentiated, plain_call
@@ -41,6 +42,9 @@ _TO_LOAD = (
     "import keras, then tf_memsaver, before this is loaded. "
     "To save a model that Keras loads alone: tf_memsaver.strip(model).save(...)"
 )
+
+_MOST_RUNS = 12
+"""Segments that ``summary`` lists."""
 
 
 @keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
@@ -64,6 +68,17 @@ class OptimizedModel:
         """The plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
         plan, run = self._memsaver
         return run.plan if isinstance(run, CallsInTurn) else plan
+
+    def summary(
+        self, line_length: int | None = None, positions: Any = None, print_fn: Any = None, **options: Any
+    ) -> None:
+        """Print what Keras's ``summary`` does, and below it which layers the plan recomputes."""
+        super().summary(line_length, positions, print_fn, **options)  # type: ignore[misc]
+        runs = recomputed_runs(self.memsaver_plan.layers)
+        more = [f"and {len(runs) - _MOST_RUNS} more; model.memsaver_plan.layers has all"] if runs[_MOST_RUNS:] else []
+        count = f"{len(self.memsaver_plan.recomputed_units)} of {len(self.memsaver_plan.labels)} layers"
+        lines = [f" Recomputed in the backward pass, by tf_memsaver: {count}", *(f"   {run}" for run in [*runs[:_MOST_RUNS], *more])]
+        (print_fn or keras_models.print_below_summary)("\n".join(lines))
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
