@@ -74,10 +74,12 @@ class OptimizedModel:
     ) -> None:
         """Print what Keras's ``summary`` does, and below it which layers the plan recomputes."""
         super().summary(line_length, positions, print_fn, **options)  # type: ignore[misc]
-        runs = recomputed_runs(self.memsaver_plan.layers)
-        more = [f"and {len(runs) - _MOST_RUNS} more; model.memsaver_plan.layers has all"] if runs[_MOST_RUNS:] else []
-        count = f"{len(self.memsaver_plan.recomputed_units)} of {len(self.memsaver_plan.labels)} layers"
-        lines = [f" Recomputed in the backward pass, by tf_memsaver: {count}", *(f"   {run}" for run in [*runs[:_MOST_RUNS], *more])]
+        plan = self.memsaver_plan
+        runs = recomputed_runs(plan.layers)
+        more = [f"and {len(runs) - _MOST_RUNS} more: see memsaver_plan.layers"] if runs[_MOST_RUNS:] else []
+        count = f"{len(plan.recomputed_units)} of {len(plan.labels)} layers"
+        lines = [f" Recomputed in the backward pass, by tf_memsaver: {count}"]
+        lines += [f"   {run}" for run in (*runs[:_MOST_RUNS], *more)]
         (print_fn or keras_models.print_below_summary)("\n".join(lines))
 
     def get_config(self) -> dict[str, Any]:
