@@ -19,24 +19,19 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import stored
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.units import format_bytes
+from tools.shared.svg import BLUE, RED, coloured, picture
 
 _OUTPUT = flags.DEFINE_string("output", "docs/timeline.svg", "the picture to write")
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 880, 320, 70, 46, 24, 40
 MIB = 1 << 20
 
-_STYLE = """
- text { font: 13px system-ui, sans-serif; fill: #444 }
- .title { font-size: 15px; font-weight: 600 }
- .grid { stroke: #999; stroke-width: 1; fill: none }
- .grid { opacity: .25 }
- .plain { stroke: #c8553d; fill: #c8553d }
- .planned { stroke: #2a6f97; fill: #2a6f97 }
- path.plain, path.planned { stroke-width: 2; fill-opacity: .12 }
- text.plain, text.planned { stroke: none; font-weight: 600 }
- @media (prefers-color-scheme: dark) { text { fill: #ccc } .plain { stroke: #f08a72; fill: #f08a72 }
-  .planned { stroke: #6db6e0; fill: #6db6e0 } }
-"""
+_STYLE = (
+    coloured(".plain", ["stroke", "fill"], RED)
+    + coloured(".planned", ["stroke", "fill"], BLUE)
+    + " path.plain, path.planned { stroke-width: 2; fill-opacity: .12 }\n"
+    " text.plain, text.planned { stroke: none; font-weight: 600 }\n"
+)
 
 Points = list[tuple[float, int]]
 """Seconds since the step began, and bytes that are live from then on."""
@@ -82,8 +77,6 @@ def drawn(plain: Points, planned: Points, title: str) -> str:
         for level in range(0, top + 1, unit)
     ]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">',
-        f"<style>{_STYLE}</style>",
         f'<text class="title" x="{LEFT}" y="20">{title}</text>',
         *grid,
         area(plain, "plain"),
@@ -91,9 +84,8 @@ def drawn(plain: Points, planned: Points, title: str) -> str:
         label(plain, "plain", f"plain: {peaks[0]}"),
         label(planned, "planned", f"with tf_memsaver: {peaks[1]}"),
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 12}" text-anchor="end">time in the step →</text>',
-        "</svg>\n",
     ]
-    return "\n".join(parts)
+    return picture(WIDTH, HEIGHT, title, _STYLE, parts)
 
 
 def main(_: list[str]) -> None:

@@ -6,31 +6,31 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from tools.shared.svg import BLUE, GREEN, GREY, RED, coloured, picture
+
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 880, 420, 70, 46, 110, 44
 LINE_HEIGHT = 15
 
 Line = Sequence[tuple[float, float]]
 """Points (x, y), both above 0."""
 
-_STYLE = """
- text { font: 13px system-ui, sans-serif; fill: #444 }
- .title { font-size: 15px; font-weight: 600 }
- .grid { stroke: #999; stroke-width: 1; fill: none; opacity: .25 }
- .line { stroke-width: 2; fill: none }
- .name { font-weight: 600 }
- .c0 { stroke: #c8553d } .c1 { stroke: #7a7a7a } .c2 { stroke: #2a6f97 } .c3 { stroke: #2b8a5b }
- text.c0 { fill: #c8553d } text.c1 { fill: #7a7a7a } text.c2 { fill: #2a6f97 } text.c3 { fill: #2b8a5b }
- text.name { stroke: none }
- @media (prefers-color-scheme: dark) { text { fill: #ccc } }
-"""
+_STYLE = " .line { stroke-width: 2; fill: none } .name { font-weight: 600 }\n" + "".join(
+    coloured(f"path.c{number}", ["stroke"], colour) + coloured(f"circle.c{number}, text.c{number}", ["fill"], colour)
+    for number, colour in enumerate((RED, GREY, BLUE, GREEN))
+)
+_SLACK = 0.01
+"""How far a point may lie beyond the last tick, as a share of it: 1001 layers need no tick at 2000."""
 
 
 def ticks(least: float, most: float) -> list[float]:
-    """Return 1, 2 and 5 times the powers of ten, from the last not above ``least`` to the first not below ``most``."""
+    """Return 1, 2 and 5 times the powers of ten, from the last not above ``least`` to the first not below ``most``.
+
+    A value that is all but at a tick is taken to be there.
+    """
     first = math.floor(math.log10(least))
     found = [step * 10.0**power for power in range(first, math.ceil(math.log10(most)) + 1) for step in (1, 2, 5)]
     begin = max(place for place, tick in enumerate(found) if tick <= least)
-    end = min(place for place, tick in enumerate(found) if tick >= most)
+    end = min(place for place, tick in enumerate(found) if tick * (1 + _SLACK) >= most)
     return found[begin : end + 1]
 
 
@@ -54,11 +54,7 @@ def drawn(title: str, lines: Mapping[str, Line], across: str, unit: str) -> str:
     def y(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (1 - math.log(value / rows[0]) / math.log(rows[-1] / rows[0]))
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">',
-        f"<style>{_STYLE}</style>",
-        f'<text class="title" x="{LEFT}" y="20">{title}</text>',
-    ]
+    parts = [f'<text class="title" x="{LEFT}" y="20">{title}</text>']
     for tick in rows:
         parts.append(f'<path class="grid" d="M{LEFT},{y(tick):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g} {unit}</text>')
@@ -73,4 +69,4 @@ def drawn(title: str, lines: Mapping[str, Line], across: str, unit: str) -> str:
         place = f'x="{x(line[-1][0]) + 10:.1f}" y="{heights[number] + 4:.1f}"'
         parts.append(f'<text class="name c{number}" {place}>{name}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{across} →</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    return picture(WIDTH, HEIGHT, title, _STYLE, parts)
