@@ -76,7 +76,7 @@ def test_what_becomes_of_each_layer_and_why() -> None:
     assert [each.label for each in rows] == [unit.label for unit in graph.units]
     assert [each.fate for each in rows[1:]] == [Fate.PINNED, Fate.RECOMPUTED, Fate.RECOMPUTED, Fate.PINNED]
     assert rows[1].why == "draws from hidden state"
-    assert rows[4].why.startswith("is kept by the hint keep=dense_4")
+    assert rows[4].why == "is named in keep="
     assert rows[2].why == "" and rows[2].segment == rows[3].segment != rows[4].segment
     assert [each.forward_seconds for each in rows] == [8.0] * 5
     assert {(each.plain_bytes, each.planned_bytes) for each in rows} == {(5, 3)}

@@ -8,19 +8,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tf_memsaver.errors import HintError
 from tf_memsaver.ir.graph import Graph, Phase
-from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.plan.problem import Problem
-from tf_memsaver.plan.request import Request
 
 MOST_LOOSE_ROWS = 12
 """Neighbouring layers without a block that are listed one by one; more are folded by segments."""
 
 
 class Fate(enum.Enum):
-    """What a plan does with a layer's activations."""
+    """What a plan does with a layer's activations (``plan.layers.Decision``)."""
 
     KEPT = "kept"
     RECOMPUTED = "recomputed"
@@ -66,27 +62,23 @@ def layer_rows(
     graph: Graph, plan: Plan, plain_bytes: Sequence[int], planned_bytes: Sequence[int]
 ) -> tuple[LayerRow, ...]:
     """Return a row for each unit of the graph, in order; bytes as ``LayerRow`` has them are given for each unit."""
-    reasons, seconds = _reasons(graph, plan), [0.0] * len(graph.units)
+    seconds = [0.0] * len(graph.units)
     for op in graph.ops:
         if op.phase is Phase.FORWARD and op.unit is not None:
             seconds[op.unit] += op.seconds
-    rows = list[LayerRow]()
-    for number, segment in enumerate(plan.segments):
-        for unit in graph.units[segment.start : segment.stop]:
-            recomputed, why = segment.mode is SegmentMode.RECOMPUTE, reasons[unit.index]
-            rows.append(
-                LayerRow(
-                    label=unit.label,
-                    kind=unit.kind,
-                    fate=Fate.RECOMPUTED if recomputed else Fate.PINNED if why else Fate.KEPT,
-                    why=why,
-                    segment=number,
-                    plain_bytes=plain_bytes[unit.index],
-                    planned_bytes=planned_bytes[unit.index],
-                    forward_seconds=seconds[unit.index],
-                )
-            )
-    return tuple(rows)
+    return tuple(
+        LayerRow(
+            label=unit.label,
+            kind=unit.kind,
+            fate=Fate(layer.decision),
+            why=layer.reason if layer.decision == "pinned" else "",
+            segment=layer.segment,
+            plain_bytes=plain_bytes[unit.index],
+            planned_bytes=planned_bytes[unit.index],
+            forward_seconds=seconds[unit.index],
+        )
+        for unit, layer in zip(graph.units, plan.layers, strict=True)
+    )
 
 
 def blocks(rows: Sequence[LayerRow]) -> tuple[LayerRow | Block, ...]:
@@ -97,22 +89,6 @@ def blocks(rows: Sequence[LayerRow]) -> tuple[LayerRow | Block, ...]:
     found = _blocks(rows, ())
     loose = itertools.groupby(found, key=lambda part: isinstance(part, LayerRow))
     return tuple(part for is_loose, run in loose for part in (_by_segment(list(run)) if is_loose else run))
-
-
-def _reasons(graph: Graph, plan: Plan) -> list[str]:
-    """Return, for each unit, why it must be kept; empty where it need not."""
-    fixed = Problem.build(graph, Request()).pinned
-    try:
-        pinned = Problem.build(graph, plan.request).pinned
-    except HintError:
-        # The plan was made for an equal model, whose layers have other names.
-        pinned = fixed
-    joined = "shares a sum with a layer that must be kept, and a cut between the two would change the sum's order"
-    hinted = f"is kept by the hint keep={','.join(plan.request.keep)}, or shares a sum with a layer that is"
-    return [
-        unit.pinned or (joined if is_fixed else hinted if is_pinned else "")
-        for unit, is_fixed, is_pinned in zip(graph.units, fixed, pinned, strict=True)
-    ]
 
 
 _NUMBERED = re.compile(r"((?:[A-Za-z]+_)*?[A-Za-z]+_?\d+[a-z]?)_(?=.*[A-Za-z])")

@@ -72,7 +72,10 @@ class Report:
 
 
 def call_of(plan: Plan) -> str:
-    """Return a call of the library in Python that plans as this plan was planned."""
+    """Return a call of the library in Python that plans as this plan was planned.
+
+    ``executor="graph"`` is left out: a plan has it also where "auto" was asked for, as it nearly always is.
+    """
     request, plain = plan.request, Request()
     given: dict[str, object] = {"batch_size": plan.batch_size}
     if request.budget_share is not None:
@@ -80,6 +83,8 @@ def call_of(plan: Plan) -> str:
     elif request.budget_bytes is not None:
         given["budget"] = request.budget_bytes
     for name in options_of(RequestOptions):
+        if name == "executor" and request.executor == "graph":
+            continue
         if name != "budget" and getattr(request, name) != getattr(plain, name):
             given[name] = getattr(request, name)
     return f"tf_memsaver.search_plan(model, {', '.join(f'{name}={value!r}' for name, value in given.items())})"
