@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,10 +18,23 @@ from typing import Any
 from tools.shared.results import ROOT
 
 
-def in_own_process(task: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function of a module returns in a fresh process; what it raises is raised here."""
+def in_own_process(task: Callable[..., Any], *arguments: Any, timeout: float | None = None) -> Any:
+    """Return what a function of a module returns in a fresh process; what it raises is raised here.
+
+    Raises:
+      TimeoutError: it took more than ``timeout`` seconds; the process is ended.
+    """
+    before = set(multiprocessing.active_children())
     with _own_process() as pool:
-        return pool.submit(task, *arguments).result()
+        running = pool.submit(task, *arguments)
+        try:
+            return running.result(timeout)
+        except futures.TimeoutError as error:
+            if running.done():
+                raise
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()
+            raise TimeoutError(f"it took more than {timeout} seconds") from error
 
 
 def in_workers(count: int, task: Callable[..., Any], *arguments: Any) -> Any:
