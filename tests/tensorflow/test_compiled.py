@@ -58,6 +58,26 @@ def test_budgets_are_kept_by_the_compiler(traced: Any, caplog: Any) -> None:
         traced.plan(budget=plain // 20)
     assert "XLA compiles this step" not in caplog.text, "plans are compiled as what they are to be"
     assert traced.plan(budget=error.value.least_bytes).peak_bytes <= error.value.least_bytes
+    given = compiled_step_memory(traced.model, Batch(*DATA))
+    assert error.value.fixed_bytes == given.argument_bytes + given.output_bytes < error.value.least_bytes
+    assert "XLA's CPU compiler" not in str(error.value), "dense layers have no scratch memory"
+
+
+def test_what_no_plan_changes_is_named_where_it_limits() -> None:
+    pixels, size = 48, 8
+    model = keras.Sequential(
+        [keras.Input((pixels, pixels, 16)), layers.Conv2D(16, 3, padding="same"), layers.MaxPooling2D(name="pool")]
+    )
+    model.compile("sgd", "mse", jit_compile=True)
+    data = tf.TensorSpec((size, pixels, pixels, 16)), tf.TensorSpec((size, pixels // 2, pixels // 2, 16))
+    with pytest.raises(tf_memsaver.InfeasibleBudgetError) as error:
+        tf_memsaver.search_plan(model, data=data, budget="1MiB")
+    image = 4 * size * pixels * pixels * 16
+    given = compiled_step_memory(model, Batch(*data))
+    scratch = 4 * image + 5 * image // 4
+    assert error.value.fixed_bytes == given.argument_bytes + given.output_bytes + scratch <= error.value.least_bytes
+    assert "/pool" in error.value.fixed and "MaxPoolGrad' as XLA's CPU compiler expands it" in str(error.value)
+    assert given.peak_bytes == error.value.least_bytes
 
 
 def test_a_share_is_one_of_the_compiled_plain_step(traced: Any) -> None:

@@ -9,6 +9,7 @@ from absl import logging
 
 from tf_memsaver.check.compiled import compiled_step_memory
 from tf_memsaver.compat.keras_training import fit_compiles
+from tf_memsaver.compat.xla import CompiledMemory
 from tf_memsaver.cost.compiled import as_compiled, most_scratch
 from tf_memsaver.errors import InfeasibleBudgetError, InvalidRequestError
 from tf_memsaver.ir.segments import Segment
@@ -53,28 +54,37 @@ class CompiledSteps:
     def __init__(self, model: Any, specs: Batch) -> None:
         """Take the plain model, and the specs of a batch that it is trained on."""
         self._model, self._specs = model, specs
-        self._peaks: dict[tuple[Segment, ...], int] = {}
+        self._memories: dict[tuple[Segment, ...], CompiledMemory] = {}
 
     def __call__(self, plan: Plan) -> int:
         """Return the peak bytes of a step by a plan."""
-        if plan.segments not in self._peaks:
+        return self._memory(plan).peak_bytes
+
+    def fixed_bytes(self, plan: Plan) -> int:
+        """Return the bytes of what a step by a plan is given and returns, which are the same with every plan."""
+        memory = self._memory(plan)
+        return memory.argument_bytes + memory.output_bytes
+
+    def _memory(self, plan: Plan) -> CompiledMemory:
+        if plan.segments not in self._memories:
             what = f"{len(plan.recomputed_units)} of {len(plan.labels)} layers recomputed"
             logging.info("tf_memsaver: XLA compiles a step of '%s', %s", self._model.name, what)
             judged = replace(plan, request=replace(plan.request, executor="xla"))
             model = make_optimized(self._model, judged) if plan.recomputed_units else self._model
-            self._peaks[plan.segments] = compiled_step_memory(model, self._specs).peak_bytes
-        return self._peaks[plan.segments]
+            self._memories[plan.segments] = compiled_step_memory(model, self._specs)
+        return self._memories[plan.segments]
 
     def __contains__(self, plan: Plan) -> bool:
         """Whether a step by a plan was compiled."""
-        return plan.segments in self._peaks
+        return plan.segments in self._memories
 
 
 def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Plan:
     """Return the plan that XLA's compiler finds best among those that are proposed for a request.
 
     Raises:
-      InfeasibleBudgetError: none of those that were compiled is within the budget; it names the least.
+      InfeasibleBudgetError: none of those that were compiled is within the budget; it names the least, and what of it
+        no plan changes.
       InfeasibleOverheadError, HintError: as ``Plans.plan``.
     """
     free = replace(request, budget_bytes=None, budget_share=None)
@@ -82,7 +92,11 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
     plain = proposed.plain(request)
     plain_bytes = compiled(plain)
     request = replace(request.for_peak(plain_bytes), executor="xla")
-    plan, peak = _chosen(proposed, free, request.budget_bytes, plain, compiled)
+    scratch = most_scratch(plans.graph)
+    try:
+        plan, peak = _chosen(proposed, free, request.budget_bytes, plain, compiled)
+    except InfeasibleBudgetError as error:
+        raise _explained(error, compiled.fixed_bytes(plain), *scratch) from None
     found = replace(
         plan,
         request=request,
@@ -94,8 +108,17 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
         bound_seconds=None,
         gap=None,
     )
-    reasons = [_advice(found), _scratch_advice(found, *most_scratch(plans.graph))]
+    reasons = [_advice(found), _scratch_advice(found, *scratch)]
     return replace(found, advice=". ".join(filter(None, reasons)))
+
+
+def _explained(error: InfeasibleBudgetError, given: int, name: str, nbytes: int) -> InfeasibleBudgetError:
+    """Return an error that says what of the least no plan changes: what a step is given, and XLA's own scratch."""
+    kept = f"{format_bytes(given)} are weights, the optimizer's slots and a batch"
+    if nbytes < LARGE_SCRATCH * error.least_bytes:
+        return InfeasibleBudgetError(error.budget_bytes, error.least_bytes, given, kept)
+    scratch = f"{format_bytes(nbytes)} are scratch memory of '{name}' as XLA's CPU compiler expands it"
+    return InfeasibleBudgetError(error.budget_bytes, error.least_bytes, given + nbytes, f"{kept}, and {scratch}")
 
 
 def _scratch_advice(plan: Plan, name: str, nbytes: int) -> str:
