@@ -141,3 +141,11 @@ def test_a_layer_that_is_called_twice_is_shown() -> None:
     )
     plan = solve(chain([8] * 4), Request(strategy="plain"))
     assert any("dense" in line for line in lines_of(overview.estimate_view(estimate, plan)))
+
+
+def test_what_xlas_compiler_told_stands_beside_what_is_simulated() -> None:
+    estimate, plan = Estimate.from_graph(chain([8] * 4)), solve(chain([8] * 4), Request(strategy="plain"))
+    compiled = dataclasses.replace(estimate, compiled_peak_bytes=1 << 20)
+    [line] = [line for line in lines_of(overview.estimate_view(compiled, plan)) if "with XLA" in line]
+    assert "1.00 MiB" in line
+    assert not any("XLA" in line for line in lines_of(overview.estimate_view(estimate, plan)))

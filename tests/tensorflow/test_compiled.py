@@ -13,6 +13,7 @@ from keras import layers
 import tf_memsaver
 from tf_memsaver.check.compiled import compiled_step_memory
 from tf_memsaver.program.data import Batch
+from tf_memsaver.units import format_bytes
 
 SIZE, WIDTH = 1024, 256
 DATA = (tf.TensorSpec((SIZE, WIDTH)), tf.TensorSpec((SIZE, 3)))
@@ -112,6 +113,27 @@ def test_a_plan_of_the_simulator_that_xla_compiles_is_a_warning(compiled: bool, 
             step(tf.zeros((size, WIDTH)))
     said = [each for each in caplog.records if "XLA compiles this step" in each.getMessage()]
     assert len(said) == int(compiled)
+
+
+def test_an_estimate_has_the_compilers_peak_where_fit_compiles(traced: Any) -> None:
+    found = traced.estimate()
+    assert found.compiled_peak_bytes == compiled_step_memory(traced.model, Batch(*DATA)).peak_bytes
+    assert found.compiled_peak_bytes != found.peak_bytes, "what is live otherwise than TensorFlow's executor has it"
+    for text in (str(found), repr(found)):
+        assert format_bytes(found.compiled_peak_bytes) in text and "as XLA compiles the step" in text
+    document = found.to_json()
+    assert document["compiled_peak_bytes"] == found.compiled_peak_bytes
+    graph = tf_memsaver.estimate(chain(jit_compile=False), data=DATA)
+    assert graph.compiled_peak_bytes is None and "XLA" not in f"{graph}{graph!r}"
+
+
+def test_a_curve_is_not_asked_of_the_compiler_and_says_so(traced: Any, caplog: Any) -> None:
+    with caplog.at_level("WARNING", logger="absl"):
+        assert len(traced.curve(points=3)) > 1
+        assert "the curve is worked out for TensorFlow's own executor" in caplog.text
+        caplog.clear()
+        tf_memsaver.memory_time_curve(chain(jit_compile=False), data=DATA, points=3)
+    assert "worked out for" not in caplog.text
 
 
 def test_the_largest_batch_is_not_asked_of_the_compiler_and_says_so(caplog: Any) -> None:

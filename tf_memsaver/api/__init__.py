@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from tf_memsaver.api.asked import check_before_tracing, part_of, request_of, tell_of
-from tf_memsaver.api.compiled import is_for_xla
+from tf_memsaver.api.compiled import is_for_xla, warn_where_xla_runs
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
 from tf_memsaver.api.traced import TracedStep
 from tf_memsaver.capture import model_step
@@ -213,7 +213,8 @@ def memory_time_curve(model: Any, **options: Unpack[CurveOptions]) -> tuple[Plan
     """Trace one training step of ``model`` and return what memory costs in time: plans from plain to the least peak.
 
     No plan of them beats another one in both. Read ``peak_bytes`` (of a whole step) and ``step_overhead`` (a share of
-    the plain step's time) off them, and give the one you choose to ``apply_plan``.
+    the plain step's time) off them, and give the one you choose to ``apply_plan``. The peaks are those of TensorFlow's
+    own executor: a warning says so where ``fit`` compiles the model with XLA.
 
     Args:
       model: as in ``optimize``.
@@ -286,11 +287,15 @@ def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:
 def estimate(model: Any, **options: Unpack[EstimateOptions]) -> Estimate:
     """Return where the bytes of one plain training step of ``model`` go; nothing is run.
 
+    Where ``fit`` compiles the model with XLA, its compiler is asked for the peak (``compiled_peak_bytes``), which takes
+    as long as the first step of ``fit``.
+
     Args:
       model: as in ``optimize``.
 
     Raises:
-      UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
+      UnsupportedModelError: see ``capture_graph``; or XLA cannot compile the step, as ``fit`` could not.
+      UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     return trace(model, **options).estimate()
 
@@ -320,12 +325,9 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     request = request_of({**options, "budget": options["budget"] or AUTO}, told.model)
     if request.budget_bytes is None:
         raise InvalidRequestError("a share of the plain peak is a budget for one batch size. Give bytes, or 'auto'.")
-    if is_for_xla(told.model, request):
-        logging.warning(
-            "tf_memsaver: XLA compiles the steps of '%s', and the largest batch is worked out for TensorFlow's own "
-            "executor. Plan that batch once more: optimize(..., batch_size=..., budget=...) asks XLA's compiler.",
-            told.model.name,
-        )
+    warn_where_xla_runs(
+        told.model, request, "the largest batch is", "Planning it again, by optimize(..., batch_size=..., budget=...),"
+    )
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)

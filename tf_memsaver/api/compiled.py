@@ -48,6 +48,21 @@ def is_for_xla(model: Any, request: Request) -> bool:
     return True
 
 
+def warn_where_xla_runs(model: Any, request: Request, what: str, instead: str) -> None:
+    """Warn, where XLA is to judge the plans of a request, that something is told of TensorFlow's own executor alone.
+
+    ``what`` is what is told; ``instead`` is what asks XLA's compiler.
+    """
+    if is_for_xla(model, request):
+        logging.warning(
+            "tf_memsaver: XLA compiles the steps of '%s', and %s worked out for TensorFlow's own executor. %s asks "
+            "XLA's compiler.",
+            model.name,
+            what,
+            instead,
+        )
+
+
 class CompiledSteps:
     """The memory of a model's steps by XLA's compiler; a step is compiled once for each plan."""
 

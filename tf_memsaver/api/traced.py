@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_memsaver.api.asked import part_of, request_of
-from tf_memsaver.api.compiled import CompiledSteps, is_for_xla, plan_for_xla
+from tf_memsaver.api.compiled import CompiledSteps, is_for_xla, plan_for_xla, warn_where_xla_runs
 from tf_memsaver.compat.versions import versions
 from tf_memsaver.display import plots
 from tf_memsaver.display.figures import plotly
@@ -56,8 +57,15 @@ class TracedStep:
         )
 
     def estimate(self) -> Estimate:
-        """Return where the bytes of the plain step go."""
-        return Estimate.from_graph(self.graph)
+        """Return where the bytes of the plain step go; if ``fit`` compiles it, XLA's compiler is asked for its peak.
+
+        Raises:
+          UnsupportedModelError: XLA cannot compile the step, as ``fit`` could not.
+        """
+        found, plain = Estimate.from_graph(self.graph), request_of({}, self.model, strategy="plain", **self._how)
+        if not is_for_xla(self.model, plain):
+            return found
+        return dataclasses.replace(found, compiled_peak_bytes=self._compiled_steps(self._plans.plan(plain)))
 
     @takes(PlanOfTraceOptions)
     def plan(self, **options: Unpack[PlanOfTraceOptions]) -> Plan:
@@ -85,7 +93,9 @@ class TracedStep:
         Raises:
           HintError: a pattern matches no layer, or the hints contradict each other.
         """
-        return self._plans.curve(request_of(options, self.model, **self._how), options["points"])
+        request = request_of(options, self.model, **self._how)
+        warn_where_xla_runs(self.model, request, "the curve is", "search_plan(..., budget=...)")
+        return self._plans.curve(request, options["points"])
 
     @takes(ReportOfTraceOptions)
     def report(self, plan: Plan, output: str | os.PathLike[str], **options: Unpack[ReportOfTraceOptions]) -> None:
@@ -153,7 +163,7 @@ class TracedStep:
         Raises:
           MissingExtraError: matplotlib is not installed.
         """
-        return plots.layers(self.estimate(), ax)
+        return plots.layers(Estimate.from_graph(self.graph), ax)
 
     @property
     def _title(self) -> str:

@@ -61,6 +61,9 @@ def _title(estimate: Estimate, plan: Plan) -> RenderableType:
     return line
 
 
+_NOT_OF_XLA = "by its compiler; the rest is for TensorFlow's own executor"
+
+
 def _answer(estimate: Estimate, plan: Plan) -> Table:
     """Return the peak as it is, as it would be by the plan, what that costs, and where the peak is."""
     now, planned = plan.plain_peak_bytes, plan.peak_bytes
@@ -72,6 +75,9 @@ def _answer(estimate: Estimate, plan: Plan) -> Table:
         share += f", budget {format_bytes(budget)}"
     table = _grid()
     table.add_row("peak now", Text(format_bytes(now), NOW), bar(now, now, NOW), _at(estimate))
+    compiled = estimate.compiled_peak_bytes
+    if compiled is not None and plan.request.executor == "graph":
+        table.add_row("with XLA, as fit", Text(format_bytes(compiled), NOW), bar(compiled, now, NOW), _NOT_OF_XLA)
     said = share if saves else "no plan saves much here"
     table.add_row("peak planned", Text(format_bytes(planned), f"bold {style}"), bar(planned, now, style), said)
     cost = Text(f"{plan.step_overhead:+.1%}", COST if plan.step_overhead else "")

@@ -42,8 +42,9 @@ class Estimate(Summarized):
 
     ``activation_bytes`` is all that the forward pass leaves for the backward pass, including what no layer owns (the
     loss). ``optimizer_slots`` is the optimizer's memory as a multiple of the trained weights' (2.0 for Adam).
-    ``peak_bytes`` is the simulated peak of the whole step, as the allocator reports it; the live tensors are most at
-    ``peak_at``. ``pandas.DataFrame(estimate.units)`` is a table of the layers.
+    ``peak_bytes`` is the simulated peak of the whole step in TensorFlow's own executor, as the allocator reports it;
+    the live tensors are most at ``peak_at``. ``compiled_peak_bytes`` is the peak by XLA's compiler, where ``fit``
+    compiles the model with XLA, else None. ``pandas.DataFrame(estimate.units)`` is a table of the layers.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Estimate(Summarized):
     peak_bytes: int
     peak_at: str
     step_seconds: float
+    compiled_peak_bytes: int | None = None
 
     @classmethod
     def from_graph(cls, graph: Graph) -> Estimate:
@@ -109,6 +111,7 @@ class Estimate(Summarized):
         """Return what ``repr`` shows."""
         largest = sorted(self.units, key=lambda unit: -unit.kept_bytes)[:3]
         rows = (
+            *_compiled_rows(self.compiled_peak_bytes),
             ("peak", f"{format_bytes(self.peak_bytes)}, predicted; most at {self.peak_at or 'no operation'}"),
             ("activations", f"{format_bytes(self.activation_bytes)}, kept for the backward pass"),
             ("weights", f"{format_bytes(self.parameter_bytes)}, other state included"),
@@ -122,10 +125,21 @@ class Estimate(Summarized):
         return f"Estimate of '{self.model}', batch size {self.batch_size}", rows
 
     def __str__(self) -> str:
-        return (
+        predicted = (
             f"{self.model} at batch size {self.batch_size}: predicted peak {format_bytes(self.peak_bytes)}, of which "
             f"{format_bytes(self.activation_bytes)} activations kept for the backward pass"
         )
+        compiled = self.compiled_peak_bytes
+        return predicted if compiled is None else f"{predicted}; peak {format_bytes(compiled)} {_AS_COMPILED}"
+
+
+_AS_COMPILED = "as XLA compiles the step for fit"
+
+
+def _compiled_rows(compiled_peak_bytes: int | None) -> Rows:
+    if compiled_peak_bytes is None:
+        return ()
+    return (("peak by XLA", f"{format_bytes(compiled_peak_bytes)}, {_AS_COMPILED}; the rest is without XLA"),)
 
 
 def kept_bytes_of_units(graph: Graph) -> tuple[int, ...]:
