@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from tf_memsaver.api.asked import check_before_tracing, part_of, request_of, tell_of
-from tf_memsaver.api.compiled import is_for_xla, warn_where_xla_runs
+from tf_memsaver.api.compiled import warn_where_xla_runs
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
 from tf_memsaver.api.traced import TracedStep
 from tf_memsaver.capture import model_step

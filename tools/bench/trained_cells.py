@@ -72,10 +72,6 @@ def named(begins: Sequence[str], found: Sequence[Cell]) -> list[Cell]:
 def made(cell: Cell, *, jit_compile: bool = False) -> Any:
     """Return a compiled model and its data, four batches where these are made for it."""
     import keras
-    import numpy as np
-    import tensorflow as tf
-
-    from tools.shared.training import batch_for
 
     if not cell.optimizer:
         model, data = importlib.import_module(f"tools.examples.{cell.model}").make()
@@ -83,12 +79,23 @@ def made(cell: Cell, *, jit_compile: bool = False) -> Any:
     if cell.optimizer == "mixed":
         keras.mixed_precision.set_global_policy("mixed_float16")
     model = MODELS[cell.model][0]()
-    name, options = OPTIMIZERS[cell.optimizer]
+    return made_of(model, cell.optimizer, cell.batch_size, jit_compile=jit_compile)
+
+
+def made_of(model: Any, optimizer: str, batch_size: int, *, jit_compile: bool) -> tuple[Any, Any]:
+    """Compile a model of one output with an optimizer of ``OPTIMIZERS``; return it, and four batches of made-up data."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tools.shared.training import batch_for
+
+    name, options = OPTIMIZERS[optimizer]
     model.compile(getattr(keras.optimizers, name)(**options), "mse", jit_compile=jit_compile)
-    x = batch_for(model, 4 * cell.batch_size, vocabulary=50)
-    shape = (4 * cell.batch_size, *model.outputs[0].shape[1:])
+    x = batch_for(model, 4 * batch_size, vocabulary=50)
+    shape = (4 * batch_size, *model.outputs[0].shape[1:])
     y = np.random.default_rng(0).random(shape, np.float32)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(cell.batch_size, drop_remainder=True)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size, drop_remainder=True)
     return model, _premade(data)
 
 

@@ -38,7 +38,6 @@ KEY = ("model", "order", "variant")
 LIMIT_SECONDS = 1800
 """What planning a model, or training one, may take."""
 
-_REGION_BYTES = 6 << 30
 _OF_BUDGET = ("compiled_bytes", "measured_bytes")
 _FOR_MEMORY = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
@@ -73,12 +72,11 @@ def plans(name: str, for_memory: bool) -> dict[str, Any]:
 def step_bytes(name: str, plan: dict[str, Any] | None, for_memory: bool) -> int:
     """Return the bytes of a step by a plan, or of the plain step, as ``fit`` takes them."""
     _prepare(for_memory)
-    import tensorflow as tf
-
     import tf_memsaver
     from tools.examples.running import train
+    from tools.shared.memory import one_region
 
-    tf.raw_ops.Empty(shape=[_REGION_BYTES >> 20, 1 << 20], dtype=tf.uint8, init=False)
+    one_region()
 
     def make() -> tuple[Any, Any]:
         model, data = _made(name)

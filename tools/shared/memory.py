@@ -12,6 +12,20 @@ from tf_memsaver.compat.counting import count_memory
 count_memory()
 
 
+REGION_BYTES = 6 << 30
+"""More than any step takes that is run here. It is reserved, not touched: the system gives pages when they are."""
+
+
+def one_region() -> None:
+    """Have the CPU's allocator take one region, as a GPU's does, before anything else is made.
+
+    By itself it takes regions that double: a large block, as XLA's temporaries are, is rounded up to one (TensorFlow
+    2.21: ``xla/tsl/framework/bfc_allocator.cc: Extend``).
+    """
+    with tf.device("CPU:0"):
+        tf.raw_ops.Empty(shape=[REGION_BYTES >> 20, 1 << 20], dtype=tf.uint8, init=False)
+
+
 def live(device: str = "CPU:0") -> int:
     """Return the bytes that are in use."""
     return int(tf.config.experimental.get_memory_info(device)["current"])

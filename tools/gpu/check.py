@@ -1,0 +1,162 @@
+"""Our figures on the GPU of this machine: ``tools/gpu_check [--minutes=8] [--output=FILE.json]``.
+
+ResNet50 (224 pixels, batch 32) and a model of the size of BERT-base (256 tokens, batch 16) are trained by Keras's own
+``fit``, twenty steps, in TensorFlow's executor and compiled by XLA: plain, by our plan, by Chen's √n plan, and with
+Keras's RematScope. Each is trained in a process of its own. The JSON file has for each what was predicted, what XLA's
+compiler told, what the device's allocator counted, the step's time, and how far losses and weights are from the plain
+model's; of a plain model that is trained twice one sees how far that is from itself. What fails has its error in the
+row, and what the time does not suffice for says so. Without a GPU small models are trained on the CPU, which shows that
+the check works and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from tf_memsaver.units import format_bytes
+from tools.gpu.trained import MODES, PLAIN, TRAINED, VARIANTS, Checked, device, outcome_of
+from tools.shared.processes import in_own_process
+from tools.shared.records import differences
+from tools.shared.results import ROOT, write_rows
+
+_MINUTES = flags.DEFINE_float("minutes", None, "what all of it may take (default: 8, and 2 for a reduced run)", 0.0)
+_REDUCED = flags.DEFINE_bool("reduced", False, "train small models, as on a machine without a GPU")
+_MODELS = flags.DEFINE_list("models", list(TRAINED), "models to train")
+_MODES = flags.DEFINE_list("modes", list(MODES), "graph, xla or both")
+_VARIANTS = flags.DEFINE_list("variants", list(VARIANTS), "which of each to train")
+_OUTPUT = flags.DEFINE_string("output", str(ROOT / "out" / "gpu_check.json"), "where to write the JSON")
+
+MINUTES, REDUCED_MINUTES = 8.0, 2.0
+
+CELL_SECONDS = 170.0
+"""What one process may take: XLA compiles up to six steps for a plan, and the step itself."""
+
+LEAST_SECONDS = 10.0
+"""With less time than this left nothing more is begun."""
+
+Run = Callable[[Checked, float], tuple[dict[str, Any], Any]]
+"""Trains something within some seconds; returns what ``outcome_of`` does."""
+
+
+def cells(models: Sequence[str], modes: Sequence[str], variants: Sequence[str], reduced: bool) -> list[Checked]:
+    """Return what is trained, what tells most first: the plain step and ours, then what others do."""
+    wanted = [each for each in VARIANTS if each in variants]
+    rounds = [wanted[:2], wanted[2:]]
+    return [
+        Checked(model, mode, variant, reduced)
+        for some in rounds
+        for mode in MODES
+        if mode in modes
+        for variant in some
+        for model in models
+    ]
+
+
+def rows_of(wanted: Sequence[Checked], seconds: float, run: Run) -> Iterator[dict[str, Any]]:
+    """Yield a row for each of what is wanted, as it is trained; after so many seconds the rest is left out."""
+    end = time.monotonic() + seconds
+    plain: dict[tuple[str, str], Any] = {}
+    for checked in wanted:
+        row = dict(zip(Checked._fields, checked, strict=True))
+        left = end - time.monotonic()
+        if left < LEAST_SECONDS:
+            yield {**row, "error": f"not run: {seconds / 60:g} minutes were over (--minutes)"}
+            continue
+        try:
+            fields, outcome = run(checked, min(left, CELL_SECONDS))
+        except Exception as error:
+            yield {**row, "error": f"{type(error).__name__}: {str(error)[:500]}"}
+            continue
+        row |= fields
+        if outcome is None:
+            yield row
+            continue
+        row |= _figures(outcome)
+        if checked.variant == PLAIN:
+            plain[checked.model, checked.mode] = outcome
+        elif (checked.model, checked.mode) in plain:
+            row["parity"] = parity(plain[checked.model, checked.mode], outcome)
+        yield row
+
+
+def _in_own_process(checked: Checked, seconds: float) -> tuple[dict[str, Any], Any]:
+    fields, outcome = in_own_process(outcome_of, checked, timeout=seconds)
+    return fields, outcome
+
+
+def _figures(outcome: Any) -> dict[str, Any]:
+    return {
+        # What training keeps, a batch, and what a step takes; the first step is apart, since it tries algorithms out.
+        "measured_bytes": outcome.later_bytes,
+        "measured_with_first_step_bytes": outcome.step_bytes,
+        "allocator_peak_bytes": outcome.peak_bytes,
+        "step_seconds": outcome.step_seconds,
+        "losses": outcome.losses["loss"],
+    }
+
+
+def parity(plain: Any, other: Any) -> dict[str, Any]:
+    """Return how far the losses and variables of two trainings are apart.
+
+    ``largest_ulps`` is in units in the last place of a variable's largest number, and None where numbers have no
+    difference, such as those that are not finite.
+    """
+    named = [{str(place): value for place, value in enumerate(each.variables)} for each in (plain, other)]
+    apart = differences(*named)
+    largest = max(apart.values(), default=0.0)
+    losses = list(zip(plain.losses["loss"], other.losses["loss"], strict=True))
+    return {
+        "identical": not any(apart.values()) and all(left == right for left, right in losses),
+        "variables": len(apart),
+        "variables_identical": sum(not each for each in apart.values()),
+        "largest_ulps": largest if largest < float("inf") else None,
+        "largest_loss_difference": max((abs(right / left - 1) for left, right in losses if left), default=0.0),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as a table in Markdown."""
+    lines = [
+        "| model | mode | step | predicted | compiled | measured | seconds | variables equal to plain's |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        of = "small model for " if row["reduced"] else ""
+        begin = f"| {of}{row['model']} | {row['mode']} | {row['variant']} |"
+        if "error" in row:
+            lines.append(f"{begin} {row['error'].splitlines()[0][:100]} | | | | |")
+            continue
+        figures = (row.get(name) for name in ("predicted_bytes", "compiled_bytes", "measured_bytes"))
+        same = row.get("parity")
+        told = f"{same['variables_identical']} of {same['variables']}" if same else ""
+        sizes = " | ".join("" if each is None else format_bytes(each) for each in figures)
+        lines.append(f"{begin} {sizes} | {row['step_seconds']:.4f} | {told} |")
+    return "\n".join(lines)
+
+
+def main(_: list[str]) -> int:
+    """Train, and write what came out after each process."""
+    there = in_own_process(device)
+    reduced = _REDUCED.value or not there["gpus"]
+    if not there["gpus"]:
+        print(
+            "There is no GPU that TensorFlow sees: small models are trained on the CPU. No figure says more than that."
+        )
+    minutes = _MINUTES.value or (REDUCED_MINUTES if reduced else MINUTES)
+    about = {"device": there, "reduced": reduced, "minutes": minutes}
+    rows: list[dict[str, Any]] = []
+    for row in rows_of(cells(_MODELS.value, _MODES.value, _VARIANTS.value, reduced), 60 * minutes, _in_own_process):
+        rows.append(row)
+        write_rows(_OUTPUT.value, rows, **about)
+        print(table([row]).splitlines()[-1], flush=True)
+    print(f"\n{table(rows)}\n\nwritten to {Path(_OUTPUT.value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,155 @@
+"""What ``tools/gpu_check`` trains: a model in a mode, plain or in less memory, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tools.bench.trained_cells import made_of
+from tools.examples.running import Outcome
+
+PLAIN, AGAIN, REMAT_SCOPE = "plain", "plain again", "RematScope"
+
+PLANS: dict[str, dict[str, Any]] = {PLAIN: {"strategy": "plain"}, "ours": {}, "sqrt": {"strategy": "chen_sqrt"}}
+"""Options of plans. ``RematScope`` has none: Keras recomputes what is built in the scope, here activations."""
+
+VARIANTS = (PLAIN, "ours", "sqrt", REMAT_SCOPE, AGAIN)
+MODES = ("graph", "xla")
+
+
+class Trained(NamedTuple):
+    """A model of real size, and of one that a CPU trains in a second; each with a batch size."""
+
+    optimizer: str
+    build: Callable[[], Any]
+    batch_size: int
+    build_reduced: Callable[[], Any]
+    reduced_batch_size: int
+
+
+def _resnet() -> Any:
+    from tools.shared.models.real import application
+
+    return application("ResNet50", 224)
+
+
+def _bert() -> Any:
+    from tools.shared.models.real import bert
+
+    return bert(length=256, vocabulary=30522)
+
+
+def _small_unet() -> Any:
+    from tools.shared.models.real import unet
+
+    return unet(levels=1, filters=8, pixels=64)
+
+
+def _small_bert() -> Any:
+    from tools.shared.models.real import bert
+
+    return bert(layers=2, width=64, heads=2, length=64, vocabulary=100)
+
+
+TRAINED = {
+    "ResNet50": Trained("momentum", _resnet, 32, _small_unet, 8),
+    "BERT-base": Trained("adam", _bert, 16, _small_bert, 8),
+}
+"""By name; in a reduced run a small U-Net stands in for ResNet50, and two narrow layers for BERT's twelve."""
+
+
+class Checked(NamedTuple):
+    """What is trained in one process."""
+
+    model: str
+    mode: str
+    variant: str
+    reduced: bool
+
+
+def outcome_of(checked: Checked) -> tuple[dict[str, Any], Outcome | None]:
+    """Return what is told of a step before it is run, as the fields of a row, and what comes out of training.
+
+    What fails is told in ``error``, in words: errors of TensorFlow's may hold what cannot go to another process.
+    """
+    told: dict[str, Any] = {}
+    try:
+        return told, _train(checked, told)
+    except Exception as error:
+        return {**told, "error": f"{type(error).__name__}: {str(error)[:500]}"}, None
+
+
+def _train(checked: Checked, told: dict[str, Any]) -> Outcome:
+    from tf_memsaver.check.watch import device_name
+    from tools.examples.running import train
+    from tools.shared.memory import one_region
+
+    if device_name() == "CPU:0":
+        one_region()
+
+    def make() -> tuple[Any, Any]:
+        model, data = _made(checked)
+        begun = time.perf_counter()
+        if checked.variant in PLANS:
+            model, fields = _planned(model, data, PLANS[checked.variant])
+            told.update(fields, plan_seconds=time.perf_counter() - begun)
+        return model, data
+
+    return train(make, memsaver=False)
+
+
+def _made(checked: Checked) -> tuple[Any, Any]:
+    import keras
+
+    trained = TRAINED[checked.model]
+    scope = keras.RematScope(mode="activations") if checked.variant == REMAT_SCOPE else contextlib.nullcontext()
+    with scope:
+        model = (trained.build_reduced if checked.reduced else trained.build)()
+    batch_size = trained.reduced_batch_size if checked.reduced else trained.batch_size
+    return made_of(model, trained.optimizer, batch_size, jit_compile=checked.mode == "xla")
+
+
+def _planned(model: Any, data: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model that trains by a plan, with what TensorFlow's executor should take, and what XLA's compiler says.
+
+    The executor's is that of the simulator, for steps that XLA compiles, too.
+    """
+    import tf_memsaver
+    from tf_memsaver.judge.simulate import Simulator
+
+    traced = tf_memsaver.trace(model, data=data)
+    plan = traced.plan(**options)
+    compiled = plan.peak_bytes if plan.request.executor == "xla" else None
+    fields = {
+        "predicted_bytes": Simulator(traced.graph).reported_peak(plan.segments) if compiled else plan.peak_bytes,
+        "compiled_bytes": compiled,
+        "predicted_step_overhead": plan.step_overhead,
+        "layers_recomputed": len(plan.recomputed_units),
+        "advice": plan.advice,
+    }
+    return traced.apply(plan) if plan.recomputed_units else model, fields
+
+
+def device() -> dict[str, Any]:
+    """Return what trains here: GPUs by TensorFlow, its build, the driver; ``gpus`` is empty on a machine without."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    build = tf.sysconfig.get_build_info()
+    return {
+        "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
+        "built_for": {name: build.get(name) for name in ("cuda_version", "cudnn_version")},
+        "driver": _driver() if gpus else None,
+    }
+
+
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver and the memory of each GPU, as its tool says, if it is there."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
