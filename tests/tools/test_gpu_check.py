@@ -31,7 +31,7 @@ def test_everything_is_trained_once_and_the_plain_step_first() -> None:
 
 def test_what_fails_is_told_and_stops_nothing() -> None:
     def run(checked: Checked, seconds: float) -> tuple[dict[str, Any], Any]:
-        assert 0 < seconds <= check.CELL_SECONDS
+        assert 0 < seconds <= check.CELL_SHARE * 1000.0
         if checked.variant == "ours":
             raise TimeoutError("it took more than 170 seconds")
         if checked.variant == "sqrt":
@@ -72,7 +72,7 @@ def test_parity_says_how_much_differs() -> None:
 def test_a_reduced_run(tmp_path: Path) -> None:
     output = tmp_path / "check.json"
     # What it may take is not what is tested here: the machine may be busy.
-    wanted = ("--reduced", "--models=BERT-base", f"--variants={PLAIN},ours", "--minutes=20")
+    wanted = ("--reduced", "--models=BERT-base", f"--variants={PLAIN},ours", "--minutes=60")
     done = run_module("tools.gpu.check", *wanted, f"--output={output}")
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text(encoding="utf-8"))

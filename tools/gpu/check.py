@@ -33,8 +33,8 @@ _OUTPUT = flags.DEFINE_string("output", str(ROOT / "out" / "gpu_check.json"), "w
 
 MINUTES, REDUCED_MINUTES = 8.0, 2.0
 
-CELL_SECONDS = 170.0
-"""What one process may take: XLA compiles up to six steps for a plan, and the step itself."""
+CELL_SHARE = 0.35
+"""What one process may take of all the time: XLA compiles up to six steps for a plan, and the step itself."""
 
 LEAST_SECONDS = 10.0
 """With less time than this left nothing more is begun."""
@@ -68,7 +68,7 @@ def rows_of(wanted: Sequence[Checked], seconds: float, run: Run) -> Iterator[dic
             yield {**row, "error": f"not run: {seconds / 60:g} minutes were over (--minutes)"}
             continue
         try:
-            fields, outcome = run(checked, min(left, CELL_SECONDS))
+            fields, outcome = run(checked, min(left, CELL_SHARE * seconds))
         except Exception as error:
             yield {**row, "error": f"{type(error).__name__}: {str(error)[:500]}"}
             continue
