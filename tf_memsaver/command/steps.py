@@ -14,6 +14,7 @@ from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import load_data, load_model
 from tf_memsaver.display import overview, tables
 from tf_memsaver.display.progress import Progress
+from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options.table import Units, options_of
 from tf_memsaver.plan.plan import Plan
 
@@ -62,7 +63,7 @@ def searched(given: Given, flags: Any, progress: Progress) -> tuple[api.Trace, P
 
 def plan_shown(traced: api.Trace, made: Plan, flags: Any) -> tuple[RenderableType, ...]:
     """Return what a person is shown of a plan: its answer and the largest blocks or, with --all, all segments."""
-    found = traced.estimate()
+    found = Estimate.from_graph(traced.graph)  # The plan has what XLA's compiler told, where it was asked.
     if flags.all:
         return (*overview.answer(found, made), Text(), tables.segments_table(made))
     return overview.plan_view(found, made)

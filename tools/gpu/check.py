@@ -141,6 +141,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(_: list[str]) -> int:
     """Train, and write what came out after each process."""
+    for flag, known in ((_MODELS, TRAINED), (_MODES, MODES), (_VARIANTS, VARIANTS)):
+        if not set(flag.value) <= set(known):
+            raise app.UsageError(f"--{flag.name} is of {', '.join(known)}.")
     there = in_own_process(device)
     reduced = _REDUCED.value or not there["gpus"]
     if not there["gpus"]:
