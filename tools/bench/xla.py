@@ -35,7 +35,7 @@ BUDGETS: dict[str, str | None] = {"plain": None, "default": None, **{f"{n}%": f"
 
 KEY = ("model", "order", "variant")
 
-LIMIT_SECONDS = 1800
+LIMIT_SECONDS = 7200
 """What planning a model, or training one, may take."""
 
 COUNT_ALL = {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPU_ALLOCATOR_USE_BFC": "1"}
