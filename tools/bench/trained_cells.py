@@ -83,7 +83,7 @@ def made(cell: Cell, *, jit_compile: bool = False) -> Any:
 
 
 def made_of(model: Any, optimizer: str, batch_size: int, *, jit_compile: bool) -> tuple[Any, Any]:
-    """Compile a model of one output with an optimizer of ``OPTIMIZERS``; return it, and four batches of made-up data."""
+    """Compile a model of one output with an optimizer of ``OPTIMIZERS``; return it and four made-up batches."""
     import keras
     import numpy as np
     import tensorflow as tf
