@@ -198,9 +198,9 @@ class Units(TypedDict, total=False):
             check=none_or(either(choice("auto"), whole(1), "a whole number of 1 or more, or auto")),
             help="cut recurrent layers along time into chunks of so many steps, which are kept or recomputed by "
             "themselves; auto is the square root of all steps",
-            more="Memory then grows with the square root of the steps; results are the same. It is for Keras's recurrent "
-            "layers in Functional and Sequential models, which ``auto`` plans by layers then. What stays whole, the "
-            "plan's note says with the reason. Each chunk is traced, so that the first step takes longer.",
+            more="Memory then grows with the square root of the steps; results are the same. It is for Keras's "
+            "recurrent layers in Functional and Sequential models, which ``auto`` plans by layers then. What stays "
+            "whole, the plan's note says with the reason. Each chunk is traced: the first step takes longer.",
             value="STEPS|auto",
             read=read_int,
         ),
