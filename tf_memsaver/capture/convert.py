@@ -11,6 +11,7 @@ from absl import logging
 
 from tf_memsaver.capture.cuts import joined_positions
 from tf_memsaver.capture.data_shapes import DataShapes, uncounted
+from tf_memsaver.capture.early_updates import updates_early
 from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
@@ -169,7 +170,7 @@ class _Builder:
         if profile:
             pairs = list(zip(sources, ordered, strict=True))
             ordered = with_measured_seconds(pairs, self._device.seconds_per_op)
-        return _updates_early(self._with_waits(ordered, listed), len(self.values))
+        return updates_early(self._with_waits(ordered, listed), len(self.values))
 
     def _execution_order(self) -> list[int]:
         """Return the places of the operations: in each pass those of the forward pass, then the others."""
@@ -283,23 +284,3 @@ class _Builder:
             overwrites=overwrites,
             shapes=(self._value_of[id(like)],) if id(like) in self._value_of else (),
         )
-
-
-def _updates_early(ops: list[Op], value_count: int) -> tuple[Op, ...]:
-    """Move every update op to just after the last op that it reads from: the executor runs it when it is ready."""
-    ready = [-1] * value_count
-    keys: list[tuple[int, int]] = []
-    for place, op in enumerate(ops):
-        key = place
-        if op.phase is Phase.UPDATE:
-            key = max((ready[value] for value in op.inputs), default=-1)
-            key = key if key >= 0 else place
-        for value in op.outputs:
-            ready[value] = key
-        keys.append((key, place))
-    order = sorted(range(len(ops)), key=keys.__getitem__)
-    moved = {place: index for index, place in enumerate(order)}
-    return tuple(
-        dataclasses.replace(ops[place], index=index, after=tuple(sorted(moved[w] for w in ops[place].after)))
-        for index, place in enumerate(order)
-    )

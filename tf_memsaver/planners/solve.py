@@ -186,30 +186,46 @@ def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice
         except InfeasibleBudgetError:
             return None
 
-    rounds, highest_peak = MOST_BUDGET_ROUNDS if planner.keeps_budget else 1, problem.simulator.highest_peak
-    best, least = _within(ask, problem, budget, highest_peak, rounds)
+    @functools.cache
+    def others() -> list[Choice]:
+        fallbacks = map(planner_named, planner.falls_back_to)
+        return [_certified(each, problem.with_budget(None, each.name))[0] for each in fallbacks]
+
+    def within(judge: Judge) -> tuple[Choice | None, int]:
+        def may_be() -> bool:
+            # The others are the plans of least memory: where they take more, so does all else.
+            return not others() or min(judge(each.segments) for each in others()) <= budget
+
+        return _within(ask, problem, budget, judge, MOST_BUDGET_ROUNDS if planner.keeps_budget else 1, may_be)
+
+    reported_peak, highest_peak = problem.simulator.reported_peak, problem.simulator.highest_peak
+    best, least = within(highest_peak)
     if best is not None:
         yield best
-    others = [_certified(p, problem.with_budget(None, p.name)) for p in map(planner_named, planner.falls_back_to)]
-    near = [choice for choice, peak in others if peak <= budget]
+    near = [choice for choice in others() if reported_peak(choice.segments) <= budget]
     yield from sorted(near, key=lambda choice: max(budget, highest_peak(choice.segments)))
-    last, _ = _within(ask, problem, budget, problem.simulator.reported_peak, rounds)
+    last, _ = within(reported_peak)
     if last is not None:
         yield last
     elif best is None and not near:
-        raise InfeasibleBudgetError(budget, min((highest_peak(each.segments) for each, _ in others), default=least))
+        raise InfeasibleBudgetError(budget, min((highest_peak(each.segments) for each in others()), default=least))
 
 
-def _within(ask: Ask, problem: Problem, budget: int, judge: Judge, rounds: int) -> tuple[Choice | None, int]:
+def _within(
+    ask: Ask, problem: Problem, budget: int, judge: Judge, rounds: int, may_be: Callable[[], bool]
+) -> tuple[Choice | None, int]:
     """Return the quickest answer found whose peak is within the budget by a judge, and the least peak seen.
 
     Planners count the bytes of tensors. What the allocator takes is more, by an amount that only the finished plan
-    tells: so the planner is asked again for less, or for more than what came out too small.
+    tells: so the planner is asked again for less, or for more than what came out too small. ``may_be`` says whether
+    there may be such an answer, where the first one is none.
     """
     best: tuple[float, Choice] | None = None
     resident, least, near = problem.graph.resident_bytes, 0, int(budget * BUDGET_PRECISION)
     low, limit, high = resident, budget, budget
     for number in range(2 * rounds):
+        if number == 1 and best is None and not may_be():
+            break
         # Twice as often while nothing is within the budget: what comes after is a plan of least memory.
         if number >= rounds and (best is not None or rounds == 1):
             break
