@@ -284,6 +284,19 @@ def test_silu_of_one_tensor_in_every_block() -> None:
     assert_fit_alike(model, optimized, x, y, batch_size=4)
 
 
+def test_gelu_in_front_of_a_dilated_convolution() -> None:
+    # Its gradient comes out of a BatchToSpaceND, whose batch size has a symbol of its own in the plain step, too.
+    inputs = keras.Input((8, 8, 4))
+    x = layers.Conv2D(8, 1, activation="gelu", name="ends_here")(layers.Conv2D(8, 1, name="kept")(inputs))
+    model = keras.Model(inputs, layers.Conv2D(3, 3, padding="same", dilation_rate=2)(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.random.default_rng(0).random((10, 8, 8, 4), np.float32), np.zeros((10, 8, 8, 3), np.float32)
+    optimized = tf_memsaver.optimize(
+        model, data=(x, y), batch_size=4, granularity="layer", keep=["kept"], recompute=["ends_here"]
+    )
+    assert_fit_alike(model, optimized, x, y, batch_size=4)
+
+
 @pytest.mark.parametrize("size", [7, 8])
 def test_prelu_with_shared_axes_in_a_functional_model(size: int) -> None:
     inputs = keras.Input((size, size, 3))

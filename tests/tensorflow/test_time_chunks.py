@@ -78,6 +78,11 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
         layers.ConvLSTM2D(2, 3, padding="same"),
         shape=(STEPS, 6, 6, 1),
     ),
+    "both directions, masked, dropout": lambda: stack(
+        layers.Bidirectional(layers.GRU(UNITS, return_sequences=True, dropout=0.3, seed=5)),
+        layers.LSTM(UNITS, recurrent_dropout=0.2, seed=6),
+        masked=True,
+    ),
     "penalties": lambda: stack(layers.LSTM(UNITS, kernel_regularizer="l2", kernel_constraint="max_norm")),
     "both directions": lambda: stack(
         layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True)), layers.Bidirectional(layers.GRU(UNITS))

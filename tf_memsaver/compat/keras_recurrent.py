@@ -47,7 +47,9 @@ def first_states(layer: Any, sequence: Any) -> tuple[Any, ...]:
 
 def first_output(layer: Any, sequence: Any, states: Sequence[Any]) -> Any:
     """Return what a layer returns for steps that are masked before all others: zeros."""
-    output, _ = layer.cell(sequence[:, 0], _packed(layer, states))
+    # In training, the cell would draw what it drops out.
+    arguments = {"training": False} if layer.cell._call_has_training_arg else {}
+    output, _ = layer.cell(sequence[:, 0], _packed(layer, states), **arguments)
     return tf.zeros_like(output)
 
 

@@ -15,6 +15,7 @@ from tf_memsaver.parity.grappler import (
     ELEMENT_BY_ELEMENT,
     KEPT_IDENTITY,
     KERNEL_GRADIENTS,
+    OF_SIZES_OF_THEIR_OWN,
     PASSED_STRAIGHT,
     STAYING_IDENTITIES,
 )
@@ -92,32 +93,36 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
     gradient has its own. Factors of a product of which it is not known that they have one shape are put into another
     order. A view of the gradient, in the shape of what the replay made, has the replay's symbol.
 
-    What comes out of a loop has symbols of its own in the plain step, too, and keeps them.
+    What comes out of a loop or a dilated convolution has symbols of its own in the plain step, too, and keeps them.
     """
     if output.shape.rank is None or output.shape.is_fully_defined():
         return gradient
     source = _read_by_products(output)
-    if source is None or _comes_out_of_a_loop(gradient, first):
+    if source is None or _has_sizes_of_its_own(gradient, first):
         return gradient
     return tf.broadcast_to(gradient, tf.shape(source))
 
 
-def _comes_out_of_a_loop(gradient: tf.Tensor, first: tf.Tensor) -> bool:
-    """Whether a gradient has its sizes from a loop, among what there is in its graph after the output.
+def _makes_symbols(operation: tf.Operation) -> bool:
+    return is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
+
+
+def _has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
+    """Whether a gradient has its sizes from what gives them new symbols, in its graph after the output.
 
     What is given a shape has its sizes from that, but for a ``Reshape``.
     """
     operations = gradient.graph.get_operations()
     start = operations.index(first.op) if first.graph is gradient.graph else 0
     later = set(operations[start:])
-    if not any(map(is_loop, later)):
+    if not any(map(_makes_symbols, later)):
         return False
     pending = [gradient]
     while pending:
         tensor = pending.pop()
         if tensor.op not in later or (tensor.dtype != tf.variant and tensor.shape.is_fully_defined()):
             continue
-        if is_loop(tensor.op):
+        if _makes_symbols(tensor.op):
             return True
         if tensor.op.type == "IdentityN":
             pending.append(tensor.op.inputs[tensor.value_index])

@@ -191,6 +191,12 @@ KERNEL_GRADIENTS = _KERNELS | _ACTIVATIONS | {"FusedBatchNormV3", "IdentityN"}
 PASSED_STRAIGHT = frozenset({BIAS, "Identity", "Reshape", KEPT_IDENTITY})
 """Operations that hand the gradient of their output to their first input as it is."""
 
+OF_SIZES_OF_THEIR_OWN = frozenset({"BatchToSpaceND", "SpaceToBatchND"})
+"""Operations whose result has another batch size than what they are given, and a symbol for it that nothing else has.
+
+They are around a dilated convolution, so that its gradient has a symbol of its own (``core/ops/array_ops.cc``).
+"""
+
 # Control inputs: what may be told to wait -----------------------------------------------------------------------------
 
 BIAS_GRADIENT, MERGED_WITH_BIAS_GRADIENT = "BiasAddGrad", "Conv2DBackpropFilter"
