@@ -18,8 +18,8 @@ the sizes. The factor is from the largest of twenty steps of ``fit`` on a CPU (d
 allocator.
 """
 
-MOST_POOL_SPREAD = 1.8
-"""The same where a budget is at stake: more than the largest of twenty steps needed in any plan of that table."""
+MOST_POOL_SPREAD = 2.2
+"""The same where a budget is at stake: more than the largest of twenty steps needed in any plan that was seen."""
 
 MOST_OF_RACING = 1.15
 """The most that a step without an order takes, as a share of what is played of it: threads race in it.
