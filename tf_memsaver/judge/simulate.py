@@ -86,7 +86,6 @@ class Simulator:
         self.graph = graph
         self.prepared = Prepared(graph)
         self._peaks: dict[tuple[Segment, ...], tuple[int, int]] = {}
-        self._plays: dict[tuple[Segment, ...], list[int]] = {}
 
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
@@ -188,29 +187,20 @@ class Simulator:
         of ``plays`` takes the times as they are, the others vary them, always in the same way. ``segments`` replay
         nothing.
         """
-        return sum(self._played_peaks(tuple(segments), plays)) // plays
-
-    def _played_peaks(self, segments: tuple[Segment, ...], plays: int) -> list[int]:
-        """Return the peaks of so many plays, which are always the same."""
-        if len(self._plays.get(segments, ())) < plays:
-            self._plays[segments] = self._play(segments, plays)
-        return self._plays[segments][:plays]
-
-    def _play(self, segments: tuple[Segment, ...], plays: int) -> list[int]:
         device = device_named(self.graph.device)
         schedule = scheduled(self.prepared, segments)
         schedule.steps = self._with_late_updates(schedule.steps)
         dependencies = executor.Dependencies(schedule, self.graph)
         seconds = [self.graph.ops[step.op].seconds for step in schedule.steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
-        outlive, peaks = frozenset(self.prepared.outlive), list[int]()
+        outlive, total = frozenset(self.prepared.outlive), 0
         for play in range(plays):
             generator, spread = random.Random(play), _SPREAD if play else 0.0
             times = [each * generator.lognormvariate(0.0, spread) for each in seconds]
             ledger = AllocatorLedger(device, schedule.nbytes, self.prepared.resident_sizes)
             executor.run(schedule, dependencies, times, expensive, outlive, ledger, device.threads)
-            peaks.append(ledger.peak_bytes)
-        return peaks
+            total += ledger.peak_bytes
+        return total // plays
 
     def _with_late_updates(self, steps: Sequence[ScheduledOp]) -> list[ScheduledOp]:
         """Return the steps of a plain schedule with each update after all that it waits for, or is made of."""

@@ -36,30 +36,26 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
     for their type, it makes one of the two, as long as neither waits for what the other does not: so both wait for
     nothing but what they read.
     """
-    place = {id(each): number for number, each in enumerate(operations)}
-    kernels = [each for each in operations if each.name in others or (_is_backward(each) and _may_be_held(each))]
+    ordered = filter_gradients_first(operations)
+    kernels = [each for each in ordered if each.name in others or (_is_backward(each) and _may_be_held(each))]
     biases: dict[int, list[Any]] = {}
     for each in kernels:
         if each.type == BIAS_GRADIENT:
             biases.setdefault(id(buffer_of(each.inputs[0])), []).append(each)
-    first: dict[int, list[Held]] = {}
-    moved: set[int] = set()
-    found: list[Held] = []
+    merged = {
+        id(each): biases.get(id(buffer_of(each.inputs[2])), [])
+        for each in kernels
+        if each.type == MERGED_WITH_BIAS_GRADIENT and has_onednn_for(each.outputs[0].dtype.name)
+    }
+    moved = {id(bias) for group in merged.values() for bias in group}
+    found: dict[int, Held] = {}
     for each in kernels:
-        if each.type in FILTER_GRADIENTS:
-            merged = (
-                biases.get(id(buffer_of(each.inputs[2])), [])
-                if each.type == MERGED_WITH_BIAS_GRADIENT and has_onednn_for(each.outputs[0].dtype.name)
-                else []
-            )
-            group = [*(Held(bias, waits=False) for bias in merged if id(bias) not in moved), Held(each, not merged)]
-            moved.update(id(held.operation) for held in group)
-            first[id(_before(each, place))] = group
-    for each in kernels:
-        found += first.get(id(each), [])
         if id(each) not in moved:
-            found.append(Held(each, waits=not _reads_a_pad(each)))
-    return found
+            group = merged.get(id(each), [])
+            for bias in group:
+                found.setdefault(id(bias), Held(bias, waits=False))
+            found[id(each)] = Held(each, waits=not group and not _reads_a_pad(each))
+    return list(found.values())
 
 
 def filter_gradients_first(operations: Sequence[Any]) -> list[Any]:

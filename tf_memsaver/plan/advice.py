@@ -26,8 +26,11 @@ _PINNED = 0.25
 _NAMED = 3
 """How many layers are named."""
 
-_RECURRENT = frozenset("Bidirectional ConvLSTM1D ConvLSTM2D ConvLSTM3D GRU LSTM RNN SimpleRNN".split())
-"""The layers of Keras that can be cut along time (``program.time_chunks``)."""
+CUT_ALONG_TIME = ("ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "GRU", "LSTM", "RNN", "SimpleRNN")
+"""The layers of Keras whose call is the loop of ``RNN`` over their cell, and nothing else: they can be cut along time.
+
+So can a ``Bidirectional`` of them (``program.time_chunks``).
+"""
 
 _BATCH = "a larger batch, of whose activations more can be saved"
 _BY_ITSELF = "or optimize a model inside this one by itself"
@@ -67,7 +70,7 @@ def _of_time(simulator: Simulator, plan: Plan) -> str:
     """
     graph, request = simulator.graph, plan.request
     by_layers = request.granularity != "op" and not graph.opened
-    found = [unit.index for unit in graph.units if unit.kind in _RECURRENT]
+    found = [unit.index for unit in graph.units if unit.kind in (*CUT_ALONG_TIME, "Bidirectional")]
     if not found or not by_layers or request.time_chunks is not None or graph.device == "GPU":
         return ""
     units = Estimate.from_graph(graph).units

@@ -20,20 +20,12 @@ import keras
 
 from tf_memsaver.compat import keras_recurrent
 from tf_memsaver.options.table import TimeChunks
+from tf_memsaver.plan.advice import CUT_ALONG_TIME
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.layer_calls import LayerCall, Slot
 from tf_memsaver.program.time_calls import ChunkCall, JoinCall, Left, MergeCall, Recurrence, Slots, Span, SplitCall
 
-_LAYERS = (
-    keras.layers.ConvLSTM1D,
-    keras.layers.ConvLSTM2D,
-    keras.layers.ConvLSTM3D,
-    keras.layers.GRU,
-    keras.layers.LSTM,
-    keras.layers.RNN,
-    keras.layers.SimpleRNN,
-)
-"""The layers whose call is the loop of ``RNN`` over their cell, and nothing else."""
+_LAYERS = tuple(getattr(keras.layers, name) for name in CUT_ALONG_TIME)
 
 _NAMED = 3
 """Layers that a note names."""

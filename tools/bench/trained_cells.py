@@ -10,6 +10,7 @@ from tf_memsaver.errors import InfeasibleBudgetError
 from tools.examples.comparing import examples
 from tools.shared.models.trained import MODELS
 from tools.shared.processes import in_own_process
+from tools.shared.results import error_text
 
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"learning_rate": 0.01}),
@@ -128,7 +129,7 @@ def outcome_of(cell: Cell, memsaver: bool, options: dict[str, Any]) -> dict[str,
     except InfeasibleBudgetError as error:
         return {"error": f"InfeasibleBudgetError: {error}", "least_bytes": error.least_bytes}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        return {"error": error_text(error)}
     row = {"measured_bytes": outcome.step_bytes, "peak_bytes": outcome.peak_bytes}
     if memsaver:
         row |= {"predicted_bytes": outcome.predicted_bytes, "plain_predicted_bytes": outcome.plain_predicted_bytes}

@@ -20,7 +20,7 @@ from tf_memsaver.units import format_bytes
 from tools.bench.trained_cells import Cell, made
 from tools.shared.models.trained import MODELS
 from tools.shared.processes import in_own_process
-from tools.shared.results import RESULTS, KeptRows
+from tools.shared.results import RESULTS, KeptRows, error_text
 
 _MODELS = flags.DEFINE_list("models", [], "models of tools/shared/models/trained.py (default: those below)")
 _SPEED = flags.DEFINE_bool("speed", False, "XLA orders for speed, as on CPUs by itself, instead of for memory")
@@ -101,7 +101,7 @@ def rows_of(name: str, for_memory: bool) -> Iterator[dict[str, Any]]:
     try:
         found = in_own_process(plans, name, for_memory, timeout=LIMIT_SECONDS)
     except Exception as error:
-        yield from ({**begin, "variant": variant, "error": _told(error)} for variant in BUDGETS)
+        yield from ({**begin, "variant": variant, "error": error_text(error)} for variant in BUDGETS)
         return
     temporaries = found.pop("temporaries")
     for variant, plan in found.items():
@@ -126,12 +126,8 @@ def _run(name: str, variant: str, plan: dict[str, Any], temporaries: int, for_me
     try:
         taken = in_own_process(step_bytes, name, plan if recomputes else None, for_memory, timeout=LIMIT_SECONDS)
     except Exception as error:
-        return {**fields, "error": _told(error)}
+        return {**fields, "error": error_text(error)}
     return {**fields, "measured_bytes": taken}
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ import tools.examples
 from tf_memsaver.units import format_bytes
 from tools.examples.packages import MissingPackageError
 from tools.shared.processes import busy_machine, in_own_process, in_workers
+from tools.shared.results import error_text
 
 _NO_EXAMPLES = ("__main__", "comparing", "data", "packages", "running")
 
@@ -59,7 +60,7 @@ def compare(name: str) -> dict[str, Any]:
     except MissingPackageError as error:
         return {"example": name, "outcome": "skipped", "error": str(error)}
     except Exception as error:
-        return {"example": name, "outcome": "failed", "error": f"{type(error).__name__}: {str(error)[:500]}"}
+        return {"example": name, "outcome": "failed", "error": error_text(error, 500)}
     return {
         "example": name,
         "outcome": _outcome(runs, optimized),

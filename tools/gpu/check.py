@@ -22,7 +22,7 @@ from tf_memsaver.units import format_bytes
 from tools.gpu.trained import MODES, PLAIN, TRAINED, VARIANTS, Checked, device, outcome_of
 from tools.shared.processes import in_own_process
 from tools.shared.records import differences
-from tools.shared.results import ROOT, write_rows
+from tools.shared.results import ROOT, error_text, write_rows
 
 _MINUTES = flags.DEFINE_float("minutes", None, "what all of it may take (default: 8, and 2 for a reduced run)", 0.0)
 _REDUCED = flags.DEFINE_bool("reduced", False, "train small models, as on a machine without a GPU")
@@ -70,7 +70,7 @@ def rows_of(wanted: Sequence[Checked], seconds: float, run: Run) -> Iterator[dic
         try:
             fields, outcome = run(checked, min(left, CELL_SHARE * seconds))
         except Exception as error:
-            yield {**row, "error": f"{type(error).__name__}: {str(error)[:500]}"}
+            yield {**row, "error": error_text(error, 500)}
             continue
         row |= fields
         if outcome is None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tools.bench.trained_cells import made_of
 from tools.examples.running import Outcome
+from tools.shared.results import error_text
 
 PLAIN, AGAIN, REMAT_SCOPE = "plain", "plain again", "RematScope"
 
@@ -79,7 +80,7 @@ def outcome_of(checked: Checked) -> tuple[dict[str, Any], Outcome | None]:
     try:
         return told, _train(checked, told)
     except Exception as error:
-        return {**told, "error": f"{type(error).__name__}: {str(error)[:500]}"}, None
+        return {**told, "error": error_text(error, 500)}, None
 
 
 def _train(checked: Checked, told: dict[str, Any]) -> Outcome:

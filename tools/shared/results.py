@@ -41,6 +41,11 @@ def write_text(path: str | Path, text: str) -> None:
     beside.replace(path)
 
 
+def error_text(error: Exception, most: int = 200) -> str:
+    """Return an error as a row has it, of so many characters at most behind its type."""
+    return f"{type(error).__name__}: {str(error)[:most]}"
+
+
 def write_rows(path: str | Path, rows: Any, **about: Any) -> dict[str, Any]:
     """Write rows as JSON, behind the machine and what else is said about them; return the document."""
     document = {"machine": machine(), **about, "rows": rows}
