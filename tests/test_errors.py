@@ -22,6 +22,11 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
         ["1.00 GiB", "1.50 GiB", str(3 * 2**29), "Raise the budget"],
     ),
     (
+        errors.InfeasibleBudgetError(2**30, 3 * 2**29, remedy="Try a smaller model."),
+        {"remedy": "Try a smaller model."},
+        ["1.50 GiB", "Try a smaller model. Or raise the budget"],
+    ),
+    (
         errors.InfeasibleOverheadError(0.1, 0.25),
         {"max_overhead": 0.1, "least_overhead": 0.25},
         ["10.0%", "25.0%", "max_overhead"],

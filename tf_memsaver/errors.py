@@ -36,20 +36,24 @@ class InfeasibleBudgetError(MemsaverError):
     """No plan of the planner's class stays within the budget.
 
     ``least_bytes`` is the smallest that was found to train the model. Of these, ``fixed_bytes`` are the same with every
-    plan, where that is known; ``fixed`` says in words what they are.
+    plan, where that is known; ``fixed`` says in words what they are. ``remedy`` is what helps more than a larger budget
+    or a smaller batch, where something does, in sentences.
     """
 
-    def __init__(self, budget_bytes: int, least_bytes: int, fixed_bytes: int = 0, fixed: str = "") -> None:
-        super().__init__(budget_bytes, least_bytes, fixed_bytes, fixed)
+    def __init__(
+        self, budget_bytes: int, least_bytes: int, fixed_bytes: int = 0, fixed: str = "", remedy: str = ""
+    ) -> None:
+        super().__init__(budget_bytes, least_bytes, fixed_bytes, fixed, remedy)
         self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
-        self.fixed_bytes, self.fixed = fixed_bytes, fixed
+        self.fixed_bytes, self.fixed, self.remedy = fixed_bytes, fixed, remedy
 
     def __str__(self) -> str:
         fixed = f"No plan changes {format_bytes(self.fixed_bytes)} of that: {self.fixed}. " if self.fixed_bytes else ""
+        remedy = f"{self.remedy} Or raise" if self.remedy else "Raise"
         return (
             f"no plan fits {format_bytes(self.budget_bytes)}; the smallest found that trains this model at this "
             f"batch size is {format_bytes(self.least_bytes)} ({self.least_bytes} bytes). {fixed}"
-            f"Raise the budget or lower the batch size."
+            f"{remedy} the budget or lower the batch size."
         )
 
 

@@ -256,5 +256,8 @@ def test_memory_grows_as_the_square_root_of_the_steps() -> None:
 def test_a_layer_that_makes_most_of_the_peak_is_named() -> None:
     model = stack(layers.LSTM(32), shape=(64, 1))
     advice = tf_memsaver.search_plan(model, batch_size=64, strategy="min_peak").advice
-    assert "one recurrent layer, 'lstm', makes" in advice and "time_chunks='auto'" in advice
-    assert "time_chunks" not in tf_memsaver.search_plan(model, batch_size=64, time_chunks="auto").advice
+    assert "One recurrent layer, 'lstm', makes" in advice and "time_chunks='auto'" in advice
+    in_chunks = tf_memsaver.search_plan(model, batch_size=64, time_chunks="auto", strategy="min_peak")
+    assert "time_chunks" not in in_chunks.advice
+    with pytest.raises(tf_memsaver.InfeasibleBudgetError, match=r"One recurrent layer, 'lstm', makes.*time_chunks="):
+        tf_memsaver.search_plan(model, batch_size=64, budget=in_chunks.highest_peak_bytes)

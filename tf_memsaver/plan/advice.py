@@ -47,8 +47,28 @@ def advice(simulator: Simulator, plan: Plan) -> str:
 
     It also names a recurrent layer that makes most of the peak, since that can be cut along time.
     """
-    parts = (_of_savings(simulator, plan), _of_budget(plan), _of_time(simulator, plan))
+    along_time = of_time(simulator.graph, plan.request, plan.peak_bytes)
+    parts = (_of_savings(simulator, plan), _of_budget(plan), along_time)
     return " ".join(filter(None, parts))
+
+
+def of_time(graph: Graph, request: Request, peak_bytes: int) -> str:
+    """Return what to do about a recurrent layer that makes most of a peak while it is replayed, or kept, as a whole.
+
+    On GPUs one kernel of cuDNN may run it, which is not cut.
+    """
+    by_layers = request.granularity != "op" and not graph.opened
+    found = [unit.index for unit in graph.units if unit.kind in (*CUT_ALONG_TIME, "Bidirectional")]
+    if not found or not by_layers or request.time_chunks is not None or graph.device == "GPU":
+        return ""
+    units = Estimate.from_graph(graph).units
+    largest = max((units[index] for index in found), key=lambda unit: unit.kept_bytes)
+    if largest.kept_bytes < _MOST * peak_bytes:
+        return ""
+    return (
+        f"One recurrent layer, '{largest.label}', makes {format_bytes(largest.kept_bytes)} of the peak. "
+        f"Try time_chunks='auto', which cuts such layers along time."
+    )
 
 
 def _of_budget(plan: Plan) -> str:
@@ -60,26 +80,6 @@ def _of_budget(plan: Plan) -> str:
         f"a step may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, since "
         f"TensorFlow's allocator wastes some memory. No plan was found that surely stays below. To see what real steps "
         f"take, use tf_memsaver.measure; to hold them to the budget, optimize(..., calibrate=True)."
-    )
-
-
-def _of_time(simulator: Simulator, plan: Plan) -> str:
-    """Return what to do about a recurrent layer that makes most of the peak while it is replayed, or kept, as a whole.
-
-    On GPUs one kernel of cuDNN may run it, which is not cut.
-    """
-    graph, request = simulator.graph, plan.request
-    by_layers = request.granularity != "op" and not graph.opened
-    found = [unit.index for unit in graph.units if unit.kind in (*CUT_ALONG_TIME, "Bidirectional")]
-    if not found or not by_layers or request.time_chunks is not None or graph.device == "GPU":
-        return ""
-    units = Estimate.from_graph(graph).units
-    largest = max((units[index] for index in found), key=lambda unit: unit.kept_bytes)
-    if largest.kept_bytes < _MOST * plan.peak_bytes:
-        return ""
-    return (
-        f"one recurrent layer, '{largest.label}', makes {format_bytes(largest.kept_bytes)} of the peak. "
-        f"Try time_chunks='auto', which cuts such layers along time."
     )
 
 

@@ -12,7 +12,7 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.estimate import kept_bytes_of_units
 from tf_memsaver.options import OPTIONS, checked
-from tf_memsaver.plan.advice import advice
+from tf_memsaver.plan.advice import advice, of_time
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names
@@ -87,7 +87,11 @@ class Plans:
         problem = self._problem(request)
         request = request.for_peak(problem.plain_reported_peak)
         problem = problem.with_limits(request)
-        choice, peak_bytes = _propose(planner, problem)
+        try:
+            choice, peak_bytes = _propose(planner, problem)
+        except InfeasibleBudgetError as error:
+            remedy = of_time(self.graph, request, error.least_bytes)
+            raise InfeasibleBudgetError(error.budget_bytes, error.least_bytes, remedy=remedy) from None
         plan = _plan(problem, choice, peak_bytes, begin, self.versions)
         plan = replace(plan, advice=advice(problem.simulator, plan))
         if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
