@@ -47,12 +47,24 @@ def advice(simulator: Simulator, plan: Plan) -> str:
 
     It also names a recurrent layer that makes most of the peak, since that can be cut along time.
     """
-    along_time = of_time(simulator.graph, plan.request, plan.peak_bytes)
-    parts = (_of_savings(simulator, plan), _of_budget(plan), along_time)
+    time_chunks = time_chunks_advice(simulator.graph, plan.request, plan.peak_bytes)
+    parts = (_of_savings(simulator, plan), _of_budget(plan), time_chunks)
     return " ".join(filter(None, parts))
 
 
-def of_time(graph: Graph, request: Request, peak_bytes: int) -> str:
+def _of_budget(plan: Plan) -> str:
+    """Return what to do about a budget that no plan keeps by what the allocator takes at most."""
+    budget, highest = plan.request.budget_bytes, plan.highest_peak_bytes
+    if budget is None or highest <= budget:
+        return ""
+    return (
+        f"a step may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, since "
+        f"TensorFlow's allocator wastes some memory. No plan was found that surely stays below. To see what real steps "
+        f"take, use tf_memsaver.measure; to hold them to the budget, optimize(..., calibrate=True)."
+    )
+
+
+def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
     """Return what to do about a recurrent layer that makes most of a peak while it is replayed, or kept, as a whole.
 
     On GPUs one kernel of cuDNN may run it, which is not cut.
@@ -68,18 +80,6 @@ def of_time(graph: Graph, request: Request, peak_bytes: int) -> str:
     return (
         f"One recurrent layer, '{largest.label}', makes {format_bytes(largest.kept_bytes)} of the peak. "
         f"Try time_chunks='auto', which cuts such layers along time."
-    )
-
-
-def _of_budget(plan: Plan) -> str:
-    """Return what to do about a budget that no plan keeps by what the allocator takes at most."""
-    budget, highest = plan.request.budget_bytes, plan.highest_peak_bytes
-    if budget is None or highest <= budget:
-        return ""
-    return (
-        f"a step may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, since "
-        f"TensorFlow's allocator wastes some memory. No plan was found that surely stays below. To see what real steps "
-        f"take, use tf_memsaver.measure; to hold them to the budget, optimize(..., calibrate=True)."
     )
 
 
