@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 POOL_SPREAD = 0.8
 """What TensorFlow's allocator adds to the buffers of a step that runs in order, in units of their root sum of squares.
 
@@ -56,9 +59,9 @@ class Device:
         """Return ``nbytes`` as the device's allocator counts them."""
         return -(-nbytes // self.granularity) * self.granularity
 
-    def pooled_square(self, nbytes: int) -> int:
-        """Return the square of a buffer's bytes if it comes from the pool, else 0."""
-        return nbytes**2 if nbytes >= self.pooled_from else 0
+    def pooled_squares(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the squares of buffers' bytes, and 0 for those that do not come from the pool."""
+        return np.where(nbytes >= self.pooled_from, nbytes.astype(np.float64) ** 2, 0.0)
 
     def seconds(self, matrix_flops: int, bytes_moved: int, *, reduces: bool = False) -> float:
         """Return the predicted seconds of one run of an op: what is slower of arithmetic and memory, and the launch.

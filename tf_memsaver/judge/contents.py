@@ -49,6 +49,7 @@ def contents(simulator: Simulator, segments: Sequence[Segment]) -> Contents:
     """Return what the step under ``segments`` (which cover the units, in order) holds in memory, and when."""
     graph, prepared = simulator.graph, simulator.prepared
     schedule = scheduled(prepared, segments)
+    nbytes = schedule.sizes.tolist()
     places = [place for place, step in enumerate(schedule.steps) if step.op >= 0]
     value_of, kept = _values(graph, schedule), _read_later(schedule)
     tensors = [
@@ -56,11 +57,11 @@ def contents(simulator: Simulator, segments: Sequence[Segment]) -> Contents:
         for value in graph.values
         if value.kind.resident and value.alias_of is None
     ]
-    for buffer, (first, last) in lifetimes(schedule.steps, schedule.nbytes, prepared.outlive).items():
+    for buffer, (first, last) in lifetimes(schedule.steps, nbytes, prepared.outlive).items():
         tensors.append(
             Tensor(
                 value=value_of[buffer],
-                nbytes=schedule.nbytes[buffer],
+                nbytes=nbytes[buffer],
                 again=buffer >= len(graph.values),
                 kept=buffer in kept,
                 # An order gate is no instant: what it copies is there from the next op on.
@@ -73,7 +74,7 @@ def contents(simulator: Simulator, segments: Sequence[Segment]) -> Contents:
 
 def _values(graph: Graph, schedule: Schedule) -> list[int]:
     """Return the value that each buffer holds: copies hold that of what they copy, or replay."""
-    value_of = list(range(len(graph.values))) + [-1] * (len(schedule.nbytes) - len(graph.values))
+    value_of = list(range(len(graph.values))) + [-1] * (len(schedule.sizes) - len(graph.values))
     for step in schedule.steps:
         if step.op < 0:
             source, copy = step.touches

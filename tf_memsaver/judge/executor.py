@@ -17,15 +17,13 @@ from collections.abc import Sequence
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.allocator import AllocatorLedger
 from tf_memsaver.judge.prepared import ScheduledOp
-from tf_memsaver.judge.schedule import Schedule
 
 
 class Dependencies:
     """What each step of a schedule waits for, and what waits for it."""
 
-    def __init__(self, schedule: Schedule, graph: Graph) -> None:
-        """Read them off, by data and by the ops' ``after``; the schedule is of a step that replays nothing."""
-        steps = schedule.steps
+    def __init__(self, steps: Sequence[ScheduledOp], graph: Graph) -> None:
+        """Read them off, by data and by the ops' ``after``; the steps replay nothing."""
         waits = _waits_by_data(steps)
         _add_waits_by_order(waits, steps, graph)
         self.reads = Counter(buffer for step in steps for buffer in step.touches)
@@ -57,14 +55,15 @@ class _Threads:
 
     def __init__(
         self,
-        schedule: Schedule,
+        steps: Sequence[ScheduledOp],
+        nbytes: Sequence[int],
         dependencies: Dependencies,
         seconds: Sequence[float],
         outlive: frozenset[int],
         ledger: AllocatorLedger,
         threads: int,
     ) -> None:
-        self._steps, self._nbytes, self._seconds = schedule.steps, schedule.nbytes, seconds
+        self._steps, self._nbytes, self._seconds = steps, nbytes, seconds
         self._waits, self._reads = list(dependencies.waits), dict(dependencies.reads)
         self._waiting = dependencies.waiting
         self._outlive, self._ledger = outlive, ledger
@@ -153,7 +152,8 @@ class _Threads:
 
 
 def run(
-    schedule: Schedule,
+    steps: Sequence[ScheduledOp],
+    nbytes: Sequence[int],
     dependencies: Dependencies,
     seconds: Sequence[float],
     expensive: Sequence[bool],
@@ -162,4 +162,4 @@ def run(
     threads: int,
 ) -> None:
     """Play one step; ``ledger`` books every buffer when its op starts, and its end when the last reader is done."""
-    _Threads(schedule, dependencies, seconds, outlive, ledger, threads).run(expensive)
+    _Threads(steps, nbytes, dependencies, seconds, outlive, ledger, threads).run(expensive)

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from tf_memsaver.ir.graph import Graph, Op, Phase
+from tf_memsaver.judge.rows import Ints, Rows
 
 
 class ScheduledOp(NamedTuple):
@@ -58,6 +61,16 @@ class Prepared:
         """For each op, the values that it touches and those that it may overwrite, each with its buffer."""
         self.static = [self._static_step(op) for op in graph.ops]
         """For each op, its step in the plain schedule."""
+
+    @cached_property
+    def rows(self) -> Rows:
+        """``static`` as arrays."""
+        return Rows.of(self.static)
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """``nbytes`` as an array."""
+        return np.array(self.nbytes, dtype=np.int64)
 
     @cached_property
     def in_one_pass(self) -> Prepared:

@@ -7,34 +7,96 @@ backward op needs is replayed, because graph mode prunes the rest.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
 
 from tf_memsaver.ir.graph import Op
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.prepared import Prepared, ScheduledOp
+from tf_memsaver.judge.rows import Ints, Rows
 from tf_memsaver.judge.turns import turns_of
+
+MOST_STEPS = 300_000
+"""Steps after which a scheduler forgets what it has written."""
 
 Redirects = dict[int, int]
 """The buffer that a reader of a value must use, where that is not the value's own."""
 
 
+class Piece:
+    """Consecutive steps of a schedule. Copies of values are numbered from the number of the graph's values on."""
+
+    def __init__(self, steps: list[ScheduledOp], copies: Sequence[int] = (), rows: Rows | None = None) -> None:
+        self.steps = steps
+        self.copies = np.array(copies, dtype=np.int64)
+        """The size of each copy in bytes."""
+        self.rows = Rows.of(steps) if rows is None else rows
+        self.replayed = [step.op for step in steps if step.replay and step.op >= 0]
+
+
 class Schedule:
     """The steps of one plan. Buffers are numbered: the graph's own values first, then the copies made for this plan."""
 
-    def __init__(self, nbytes: Sequence[int]) -> None:
-        self.steps: list[ScheduledOp] = []
-        self.nbytes = list(nbytes)
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._pieces: list[Piece] = []
+        self._written = 0
+        self._waiting: list[int] = []
         self.runs: list[tuple[int, int, int, bool]] = []
         """The owner of a run of steps, the first and last place (exclusive), and whether they are of a forward pass."""
 
-    def copy(self, nbytes: int) -> int:
-        """Return a new buffer, for a copy of a value."""
-        self.nbytes.append(nbytes)
-        return len(self.nbytes) - 1
+    def add(self, owner: int, is_forward: bool, ops: Sequence[Op], piece: Piece | None = None) -> None:
+        """Add a run of the top-level segment ``owner`` (-1: of none): ops as in the plain step, or a piece instead."""
+        start = self._written + len(self._waiting)
+        if piece is None:
+            self._waiting += [op.index for op in ops]
+        else:
+            self._flush()
+            self._put(piece)
+        self.runs.append((owner, start, self._written + len(self._waiting), is_forward))
 
-    def note_run(self, owner: int, start: int, is_forward: bool) -> None:
-        """Note that all steps since ``start`` belong to the top-level segment ``owner`` (-1: to none)."""
-        self.runs.append((owner, start, len(self.steps), is_forward))
+    def _flush(self) -> None:
+        """Put the ops that wait, all as one piece."""
+        if self._waiting:
+            static, rows = self._prepared.static, self._prepared.rows.take(np.array(self._waiting))
+            self._put(Piece([static[index] for index in self._waiting], rows=rows))
+            self._waiting = []
+
+    def _put(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self._written += len(piece.steps)
+
+    @cached_property
+    def _placed(self) -> list[tuple[Piece, int]]:
+        """The pieces, each with the number of copies before it."""
+        self._flush()
+        before = itertools.accumulate((len(piece.copies) for piece in self._pieces), initial=0)
+        return list(zip(self._pieces, before, strict=False))
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The steps as arrays."""
+        first = len(self._prepared.nbytes)
+        return Rows.joined([piece.rows.moved(first, by) if by else piece.rows for piece, by in self._placed])
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """The bytes of each buffer."""
+        return np.concatenate([self._prepared.sizes, *(piece.copies for piece, _ in self._placed)])
+
+    @cached_property
+    def steps(self) -> list[ScheduledOp]:
+        """The steps, one by one."""
+        first = len(self._prepared.nbytes)
+        return [_moved(step, first, by) if by else step for piece, by in self._placed for step in piece.steps]
+
+    @property
+    def replayed(self) -> list[int]:
+        """The ops that run again, in order."""
+        return [op for piece, _ in self._placed for op in piece.replayed]
 
     @property
     def is_forward(self) -> list[bool]:
@@ -42,22 +104,53 @@ class Schedule:
         return [each for _, start, stop, each in self.runs for _ in range(start, stop)]
 
 
-def scheduled(prepared: Prepared, segments: Sequence[Segment], *, taped: bool = False) -> Schedule:
-    """Return the ops in execution order under ``segments``, which cover the units, with the replays in place.
+def _moved(step: ScheduledOp, first: int, by: int) -> ScheduledOp:
+    touches, allocates, overwrites = (
+        tuple(buffer + by if buffer >= first else buffer for buffer in buffers)
+        for buffers in (step.touches, step.allocates, step.overwrites)
+    )
+    return step._replace(touches=touches, allocates=allocates, overwrites=overwrites)
 
-    The backward ops come as they were captured, if they can, which is how searches count, or as a tape adds them.
-    """
-    schedule, owners = Schedule(prepared.nbytes), _owners(segments)
-    writer = _Writer(prepared, schedule, _taped if taped else _captured)
-    for is_forward, of_pass in prepared.passes:
-        for number, ops in _runs(owners, of_pass) if is_forward else writer.runs(segments, of_pass):
-            start = len(schedule.steps)
-            if is_forward:
-                schedule.steps.extend(prepared.static[op.index] for op in ops)
-            else:
-                writer.write(segments[number] if number >= 0 else None, ops, {})
-            schedule.note_run(number, start, is_forward)
-    return schedule
+
+class Scheduler:
+    """Spells out plans of one graph. What a segment adds to a backward pass is written once, for all plans."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._pieces: dict[tuple[Segment, _Runs, tuple[int, ...]], Piece] = {}
+        self._steps = 0
+
+    def schedule(self, segments: Sequence[Segment], *, taped: bool = False) -> Schedule:
+        """Return the ops in execution order under ``segments``, which cover the units, with the replays in place.
+
+        The backward ops come as they were captured, if they can, which is how searches count, or as a tape adds them.
+        """
+        schedule, owners = Schedule(self._prepared), _owners(segments)
+        runs = _taped if taped else _captured
+        for is_forward, of_pass in self._prepared.passes:
+            for number, ops in _runs(owners, of_pass) if is_forward else runs(segments, of_pass):
+                stores = number < 0 or segments[number].mode is SegmentMode.STORE
+                piece = None if is_forward or stores else self._piece(segments[number], ops, runs)
+                schedule.add(number, is_forward, ops, piece)
+        return schedule
+
+    def _piece(self, segment: Segment, backward: Sequence[Op], runs: _Runs) -> Piece:
+        """Return the replay and the backward ops of a segment."""
+        key = segment, runs, tuple([op.index for op in backward])
+        if key not in self._pieces:
+            if self._steps > MOST_STEPS:
+                self._pieces.clear()
+                self._steps = 0
+            writer = _Writer(self._prepared, runs)
+            writer.write(segment, backward, {})
+            self._pieces[key] = Piece(writer.steps, writer.copies)
+            self._steps += len(writer.steps)
+        return self._pieces[key]
+
+
+def scheduled(prepared: Prepared, segments: Sequence[Segment], *, taped: bool = False) -> Schedule:
+    """Return the schedule of a single plan (see ``Scheduler.schedule``)."""
+    return Scheduler(prepared).schedule(segments, taped=taped)
 
 
 _Run = tuple[int, Sequence[Op]]
@@ -116,8 +209,11 @@ def _taped(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterator[_Run]:
 class _Writer:
     """Writes the backward ops of segments, and the replays in front of them."""
 
-    def __init__(self, prepared: Prepared, schedule: Schedule, runs: _Runs) -> None:
-        self._prepared, self._schedule, self.runs = prepared, schedule, runs
+    def __init__(self, prepared: Prepared, runs: _Runs) -> None:
+        self._prepared, self._runs = prepared, runs
+        self.steps: list[ScheduledOp] = []
+        self.copies: list[int] = []
+        """The bytes of each copy of a value."""
 
     def write(self, segment: Segment | None, backward: Sequence[Op], redirects: Redirects) -> None:
         """Write the backward ops of a segment, or of none, that read forward values through ``redirects``."""
@@ -133,7 +229,7 @@ class _Writer:
             for op in backward:
                 self._emit(op, redirects)
         else:
-            self._schedule.steps.extend(self._prepared.static[op.index] for op in backward)
+            self.steps.extend(self._prepared.static[op.index] for op in backward)
 
     def _recompute(self, segment: Segment, backward: Sequence[Op], outer: Redirects) -> None:
         """Gate the segment's inputs, replay what ``backward`` needs, and run ``backward`` over the replayed values."""
@@ -143,14 +239,19 @@ class _Writer:
             self._gate(value, redirects, outer)
         for op in needed:
             self._replay(op, redirects)
-        for number, ops in self.runs(segment.children, backward):
+        for number, ops in self._runs(segment.children, backward):
             self.write(segment.children[number] if number >= 0 else None, ops, redirects)
+
+    def _copy(self, nbytes: int) -> int:
+        """Return a new buffer, for a copy of a value."""
+        self.copies.append(nbytes)
+        return len(self._prepared.nbytes) + len(self.copies) - 1
 
     def _emit(self, op: Op, redirects: Redirects) -> None:
         prepared = self._prepared
         static = prepared.static[op.index]
         if redirects.keys().isdisjoint(op.inputs):
-            self._schedule.steps.append(static)
+            self.steps.append(static)
             return
         for value in op.outputs:
             # A backward op may look at a forward value through a view: it then looks at the replayed one.
@@ -164,7 +265,7 @@ class _Writer:
         for value in op.outputs:
             alias = prepared.aliases[value]
             if alias is None:
-                redirects[value] = self._schedule.copy(prepared.nbytes[value])
+                redirects[value] = self._copy(prepared.nbytes[value])
                 made.append(redirects[value])
             else:
                 redirects[value] = redirects.get(alias, prepared.roots[alias])
@@ -175,7 +276,7 @@ class _Writer:
         get = redirects.get
         touches = tuple(dict.fromkeys([get(value, root) for value, root in touched]))
         overwrites = tuple(dict.fromkeys([get(value, root) for value, root in overwritten])) if overwritten else ()
-        self._schedule.steps.append(ScheduledOp(op.index, replay, touches, made, overwrites, op.workspace_bytes))
+        self.steps.append(ScheduledOp(op.index, replay, touches, made, overwrites, op.workspace_bytes))
 
     def _needed(self, segment: Segment, backward: Sequence[Op]) -> tuple[list[Op], list[int]]:
         """Return the forward ops to replay, in order, and the values from outside that replay or backward read."""
@@ -225,8 +326,9 @@ class _Writer:
         if alias is not None and alias in redirects and redirects[alias] != outer.get(alias, prepared.roots[alias]):
             redirects[value] = redirects[alias]
             return
-        copy = self._schedule.copy(self._schedule.nbytes[source])
-        self._schedule.steps.append(ScheduledOp(-1, True, (source, copy), (copy,), (source,), 0))
+        known = len(prepared.nbytes)
+        copy = self._copy(prepared.nbytes[source] if source < known else self.copies[source - known])
+        self.steps.append(ScheduledOp(-1, True, (source, copy), (copy,), (source,), 0))
         redirects[value] = copy
 
 

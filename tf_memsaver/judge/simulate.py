@@ -14,11 +14,11 @@ depend on the plan is prepared once.
 
 from __future__ import annotations
 
-import math
-import operator
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tf_memsaver.cost.device import MOST_OF_RACING, Device, device_named
 from tf_memsaver.ir.graph import Graph, Phase
@@ -26,8 +26,9 @@ from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger
 from tf_memsaver.judge.prepared import Prepared, ScheduledOp
-from tf_memsaver.judge.schedule import Schedule, scheduled
-from tf_memsaver.judge.walk import walk
+from tf_memsaver.judge.rows import Ints
+from tf_memsaver.judge.schedule import Schedule, Scheduler
+from tf_memsaver.judge.walk import Lives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +86,13 @@ class Simulator:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.prepared = Prepared(graph)
+        self._scheduler = Scheduler(self.prepared)
         self._peaks: dict[tuple[Segment, ...], tuple[int, int]] = {}
 
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
-        schedule = scheduled(self.prepared, segments)
-        live, _ = walk(schedule.steps, schedule.nbytes, self.prepared.outlive, self.graph.resident_bytes)
+        schedule = self._scheduler.schedule(segments)
+        live = self._live(schedule, self._lives(schedule)).tolist()
         ops = self.graph.ops
         places = [place for place, step in enumerate(schedule.steps) if step.op >= 0]
         resident = self.graph.resident_bytes
@@ -110,12 +112,11 @@ class Simulator:
 
     def measure(self, segments: Sequence[Segment]) -> Measured:
         """Return the peaks and the replay time of the step under ``segments``, without a timeline."""
-        schedule = scheduled(self.prepared, segments)
-        resident = self.graph.resident_bytes
-        live, _ = walk(schedule.steps, schedule.nbytes, self.prepared.outlive, resident)
+        schedule = self._scheduler.schedule(segments)
+        resident, live = self.graph.resident_bytes, self._live(schedule, self._lives(schedule))
         forward, backward, other = [resident] * len(segments), [resident] * len(segments), resident
         for owner, start, stop, is_forward in schedule.runs:
-            highest = max(live[start:stop], default=resident)
+            highest = int(live[start:stop].max())
             peaks = forward if is_forward else backward
             if owner < 0:
                 other = max(other, highest)
@@ -138,18 +139,23 @@ class Simulator:
 
         Resident buffers count for what it adds, too: an update gives a variable a new one.
         """
-        schedule, outlive = scheduled(self.prepared, segments, taped=True), self.prepared.outlive
-        live, _ = walk(schedule.steps, schedule.nbytes, outlive, self.graph.resident_bytes)
-        steps = [step._replace(workspace=device.pooled_square(step.workspace)) for step in schedule.steps]
-        resident = sum(map(device.pooled_square, self.prepared.resident_sizes))
-        squares, _ = walk(steps, [device.pooled_square(each) for each in schedule.nbytes], outlive, resident)
-        roots = list(map(math.sqrt, squares))
+        schedule = self._scheduler.schedule(segments, taped=True)
+        lives, squared = self._lives(schedule), device.pooled_squares
+        live = self._live(schedule, lives)
+        resident = squared(np.array(self.prepared.resident_sizes, dtype=np.int64)).sum()
+        roots = np.sqrt(resident + lives.sums(squared(schedule.sizes)) + squared(schedule.rows.workspace))
 
         def most(spread: float) -> int:
-            added = (round(spread * root) for root in roots)
-            return max(map(operator.add, live, added), default=self.graph.resident_bytes)
+            return int((live + np.rint(spread * roots)).max(initial=self.graph.resident_bytes))
 
         return most(device.pool_spread), most(device.most_pool_spread)
+
+    def _lives(self, schedule: Schedule) -> Lives:
+        return Lives(schedule.rows, schedule.sizes, self.prepared.outlive)
+
+    def _live(self, schedule: Schedule, lives: Lives) -> Ints:
+        """Return the bytes live while each step of a schedule runs."""
+        return self.graph.resident_bytes + lives.sums(schedule.sizes) + schedule.rows.workspace
 
     def reported_peak(self, segments: Sequence[Segment]) -> int:
         """Return the peak that ``get_memory_info`` would report.
@@ -188,17 +194,16 @@ class Simulator:
         nothing.
         """
         device = device_named(self.graph.device)
-        schedule = scheduled(self.prepared, segments)
-        schedule.steps = self._with_late_updates(schedule.steps)
-        dependencies = executor.Dependencies(schedule, self.graph)
-        seconds = [self.graph.ops[step.op].seconds for step in schedule.steps]
+        steps = self._with_late_updates(self._scheduler.schedule(segments).steps)
+        dependencies = executor.Dependencies(steps, self.graph)
+        seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
         outlive, total = frozenset(self.prepared.outlive), 0
         for play in range(plays):
             generator, spread = random.Random(play), _SPREAD if play else 0.0
             times = [each * generator.lognormvariate(0.0, spread) for each in seconds]
-            ledger = AllocatorLedger(device, schedule.nbytes, self.prepared.resident_sizes)
-            executor.run(schedule, dependencies, times, expensive, outlive, ledger, device.threads)
+            ledger = AllocatorLedger(device, self.prepared.nbytes, self.prepared.resident_sizes)
+            executor.run(steps, self.prepared.nbytes, dependencies, times, expensive, outlive, ledger, device.threads)
             total += ledger.peak_bytes
         return total // plays
 
@@ -217,5 +222,4 @@ class Simulator:
         return [steps[place] for place in sorted(range(len(steps)), key=lambda each: (keys[each], each))]
 
     def _replay_seconds(self, schedule: Schedule) -> float:
-        ops = self.graph.ops
-        return sum(ops[step.op].seconds for step in schedule.steps if step.replay and step.op >= 0)
+        return sum(self.graph.ops[index].seconds for index in schedule.replayed)

@@ -3,40 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from tf_memsaver.judge.prepared import ScheduledOp
+from tf_memsaver.judge.rows import Ints, Rows
+
+Number = TypeVar("Number", np.int64, np.float64)
 
 
-def walk(
-    steps: Sequence[ScheduledOp],
-    nbytes: Sequence[int],
-    outlive: Iterable[int],
-    resident_bytes: int,
-) -> tuple[list[int], list[int]]:
-    """Return the bytes live while each step runs, and the last step that touches each buffer.
+class Lives:
+    """From when to when each buffer of a schedule is live.
 
     Buffers are allocated at the step that makes them and freed after the last that touches them; those in ``outlive``
     never. An output takes over the buffer of the same size of an input that dies there, where the op may overwrite it.
     """
-    last = last_touches(steps, nbytes, outlive)
-    now = resident_bytes
-    alive = [False] * len(nbytes)
-    live: list[int] = []
-    for place, (_, _, touches, made, overwrites, workspace) in enumerate(steps):
-        ending = [b for b in overwrites if last[b] == place and alive[b]] if overwrites else []
-        successors = taken_over(made, ending, nbytes) if ending else {}
-        for buffer in made:
-            alive[buffer] = True
-            if buffer in successors:
-                alive[successors[buffer]] = False
-            else:
-                now += nbytes[buffer]
-        live.append(now + workspace)
-        for buffer in touches:
-            if last[buffer] == place and alive[buffer]:
-                alive[buffer] = False
-                now -= nbytes[buffer]
-    return live, last
+
+    def __init__(self, rows: Rows, sizes: Ints, outlive: Iterable[int]) -> None:
+        self._steps = len(rows.workspace)
+        self.last = np.full(len(sizes), -1)
+        """The last step that touches each buffer: one after all steps for those that outlive them."""
+        self.last[rows.touches.numbers] = rows.touches.places  # Of several places for one buffer, the last one stays.
+        self.last[list(outlive)] = self._steps
+        self._made, self._made_at = rows.allocates.numbers, rows.allocates.places
+        stops = self.last + 1
+        taken = _taken_over(rows, sizes, self.last)
+        stops[taken] -= 1
+        self._stops = stops[self._made]
+
+    def sums(self, amounts: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Return, for each step, the sum of an amount of each buffer over those that are live."""
+        change = np.zeros(self._steps + 2, dtype=amounts.dtype)
+        np.add.at(change, self._made_at, amounts[self._made])
+        np.subtract.at(change, self._stops, amounts[self._made])
+        return np.cumsum(change)[: self._steps]
+
+
+def walk(
+    steps: Sequence[ScheduledOp], nbytes: Sequence[int], outlive: Iterable[int], resident_bytes: int
+) -> tuple[list[int], list[int]]:
+    """Return the bytes live while each step runs, and the last step that touches each buffer (see ``Lives``)."""
+    rows, sizes = Rows.of(steps), np.array(nbytes, dtype=np.int64)
+    lives = Lives(rows, sizes, outlive)
+    return (resident_bytes + lives.sums(sizes) + rows.workspace).tolist(), lives.last.tolist()
+
+
+def _taken_over(rows: Rows, sizes: Ints, last: Ints) -> Ints:
+    """Return the buffers that a new one of the same size takes over."""
+    made_at = np.full(len(sizes), len(rows.workspace))
+    made_at[rows.allocates.numbers] = rows.allocates.places
+    old, places = rows.overwrites.numbers, rows.overwrites.places
+    dying = (last[old] == places) & (made_at[old] < places)
+    old, places = old[dying], places[dying]
+    starts, counts = np.cumsum(rows.allocates.counts) - rows.allocates.counts, rows.allocates.counts
+    # Nearly all steps make one buffer: the first of the same size is what it takes over.
+    single = counts[places] == 1
+    of_single, at_single = old[single], places[single]
+    equal = sizes[of_single] == sizes[rows.allocates.numbers[starts[at_single]]]
+    _, first = np.unique(at_single[equal], return_index=True)
+    taken = of_single[equal][first].tolist()
+    for place in dict.fromkeys(places[counts[places] > 1].tolist()):
+        made = rows.allocates.numbers[starts[place] : starts[place] + counts[place]].tolist()
+        taken += taken_over(made, old[places == place].tolist(), sizes).values()
+    return np.array(taken, dtype=np.int64)
 
 
 def lifetimes(
@@ -46,7 +77,7 @@ def lifetimes(
 
     A buffer that is taken over ends a step before the one that takes it over.
     """
-    last = last_touches(steps, nbytes, outlive)
+    _, last = walk(steps, nbytes, outlive, 0)
     lives: dict[int, tuple[int, int]] = {}
     for place, step in enumerate(steps):
         ending = [buffer for buffer in step.overwrites if last[buffer] == place and buffer in lives]
@@ -57,23 +88,12 @@ def lifetimes(
     return lives
 
 
-def last_touches(steps: Sequence[ScheduledOp], nbytes: Sequence[int], outlive: Iterable[int]) -> list[int]:
-    """Return the last step that touches each buffer: one after all steps for those that outlive them."""
-    last = [-1] * len(nbytes)
-    for place, step in enumerate(steps):
-        for buffer in step.touches:
-            last[buffer] = place
-    for buffer in outlive:
-        last[buffer] = len(steps)
-    return last
-
-
-def taken_over(made: Sequence[int], dying: list[int], nbytes: Sequence[int]) -> dict[int, int]:
+def taken_over(made: Sequence[int], dying: list[int], sizes: Sequence[int] | Ints) -> dict[int, int]:
     """Return which new buffers take over a dying one, of the same size."""
     found: dict[int, int] = {}
     for buffer in made:
         for old in dying:
-            if nbytes[old] == nbytes[buffer]:
+            if sizes[old] == sizes[buffer]:
                 found[buffer] = old
                 dying.remove(old)
                 break

@@ -11,7 +11,7 @@ from functools import cached_property
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.prepared import Prepared, ScheduledOp
-from tf_memsaver.judge.schedule import Schedule, scheduled
+from tf_memsaver.judge.schedule import scheduled
 from tf_memsaver.judge.walk import walk
 from tf_memsaver.search.facts import BackwardOp, Facts
 
@@ -141,7 +141,7 @@ class Stages:
     def peak_bytes(self, runs_again: Sequence[Sequence[int]]) -> int:
         """Return the peak, by the simulator's walk, of the schedule with these ops run again in each stage."""
         prepared, static = self.prepared, self.prepared.static
-        schedule = Schedule(prepared.nbytes)
+        steps, nbytes = list[ScheduledOp](), list(prepared.nbytes)
         now: dict[int, int] = {}
 
         def moved(step: ScheduledOp) -> ScheduledOp:
@@ -157,8 +157,9 @@ class Stages:
             if place >= 0:
                 for again in runs_again[place]:
                     for root in static[again].allocates:
-                        now[root] = schedule.copy(prepared.nbytes[root])
-                    schedule.steps.append(moved(static[again]))
-            schedule.steps.append(moved(static[op.index]))
+                        now[root] = len(nbytes)
+                        nbytes.append(prepared.nbytes[root])
+                    steps.append(moved(static[again]))
+            steps.append(moved(static[op.index]))
         resident = self.facts.resident_bytes
-        return max(walk(schedule.steps, schedule.nbytes, prepared.outlive, resident)[0], default=resident)
+        return max(walk(steps, nbytes, prepared.outlive, resident)[0], default=resident)

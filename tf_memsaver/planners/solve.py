@@ -29,6 +29,9 @@ Versions = Mapping[str, str] | Sequence[tuple[str, str]]
 MOST_BUDGET_ROUNDS = 4
 """How often a planner is asked because what its plan takes is above the budget, or well below it."""
 
+ASKED_BEFORE_GIVING_UP = 3
+"""How often a planner is asked before it is worth the time to find out whether any plan can be within the budget."""
+
 BUDGET_PRECISION = 0.01
 """A plan that is below the budget by so small a share of it is taken, and a limit is looked for no closer."""
 
@@ -222,13 +225,13 @@ def _within(
 
     Planners count the bytes of tensors. What the allocator takes is more, by an amount that only the finished plan
     tells: so the planner is asked again for less, or for more than what came out too small. ``may_be`` says whether
-    there may be such an answer, where the first one is none.
+    there may be such an answer, where the first ones are none.
     """
     best: tuple[float, Choice] | None = None
     resident, least, near = problem.graph.resident_bytes, 0, int(budget * BUDGET_PRECISION)
     low, limit, high = resident, budget, budget
     for number in range(2 * rounds):
-        if number == 1 and best is None and not may_be():
+        if number == ASKED_BEFORE_GIVING_UP and best is None and not may_be():
             break
         # Twice as often while nothing is within the budget: what comes after is a plan of least memory.
         if number >= rounds and (best is not None or rounds == 1):

@@ -1,0 +1,92 @@
+"""Steps of a schedule as arrays, so that what walks over them needs no loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tf_memsaver.judge.prepared import ScheduledOp
+
+Ints = npt.NDArray[np.int64]
+
+
+class Lists(NamedTuple):
+    """A list of numbers for each step: how many each has, and all of them, one list behind the other."""
+
+    counts: Ints
+    numbers: Ints
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> Lists:
+        """Return these lists."""
+        counts = np.fromiter(map(len, lists), np.int64, len(lists))
+        return cls(counts, np.fromiter(itertools.chain.from_iterable(lists), np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Lists]) -> Lists:
+        """Return the lists of several parts, one behind the other."""
+        return cls(*(np.concatenate([_NONE, *arrays]) for arrays in zip(*parts, strict=True))) if parts else cls.of([])
+
+    def take(self, places: Ints) -> Lists:
+        """Return the lists of some steps."""
+        counts = self.counts[places]
+        starts = (np.cumsum(self.counts) - self.counts)[places]
+        shifts = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        return Lists(counts, self.numbers[shifts + np.arange(len(shifts))])
+
+    @property
+    def places(self) -> Ints:
+        """The step that each number belongs to."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+class Rows(NamedTuple):
+    """The fields of ``ScheduledOp`` over buffers, for many steps."""
+
+    touches: Lists
+    allocates: Lists
+    overwrites: Lists
+    workspace: Ints
+
+    @classmethod
+    def of(cls, steps: Sequence[ScheduledOp]) -> Rows:
+        """Return the rows of some steps."""
+        return cls(
+            touches=Lists.of([step.touches for step in steps]),
+            allocates=Lists.of([step.allocates for step in steps]),
+            overwrites=Lists.of([step.overwrites for step in steps]),
+            workspace=np.array([step.workspace for step in steps], dtype=np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the rows of several parts, one behind the other."""
+        touches, allocates, overwrites, workspace = zip(*parts, strict=True) if parts else ((), (), (), ())
+        return cls(
+            touches=Lists.joined(touches),
+            allocates=Lists.joined(allocates),
+            overwrites=Lists.joined(overwrites),
+            workspace=np.concatenate([_NONE, *workspace]),
+        )
+
+    def take(self, places: Ints) -> Rows:
+        """Return the rows of some steps."""
+        touches, allocates, overwrites = (lists.take(places) for lists in self[:3])
+        return Rows(touches, allocates, overwrites, self.workspace[places])
+
+    def moved(self, first: int, by: int) -> Rows:
+        """Return the rows with the buffers from number ``first`` on counted up."""
+
+        def shifted(lists: Lists) -> Lists:
+            return Lists(lists.counts, lists.numbers + by * (lists.numbers >= first))
+
+        touches, allocates, overwrites = map(shifted, self[:3])
+        return Rows(touches, allocates, overwrites, self.workspace)
