@@ -313,6 +313,29 @@ def test_terms_out_of_one_segment_keep_their_order() -> None:
         assert not differing(plain, trained_by_fit(optimized, EXACT))
 
 
+class OneExpert(layers.Layer):
+    """A product of three dimensions, an approximate GELU, and a gate that weighs it."""
+
+    def build(self, input_shape: Any) -> None:
+        self.gate = layers.Dense(1)
+        self.gate.build(input_shape)
+        self.up = self.add_weight(shape=(input_shape[-1], 128))
+        self.down = self.add_weight(shape=(128, input_shape[-1]))
+
+    def call(self, x: Any) -> Any:
+        hidden = keras.ops.gelu(keras.ops.einsum("btd,dh->bth", x, self.up), approximate=True)
+        return keras.ops.einsum("bth,hd->btd", hidden * keras.ops.sigmoid(self.gate(x)), self.down)
+
+
+def test_the_square_of_a_gelu_s_cube_is_the_one_that_its_gradient_makes() -> None:
+    """Of two equal squares the optimizer kept the other one, and the GELU's constant went elsewhere by its name."""
+    inputs = keras.Input((48, 32))
+    x = inputs + OneExpert()(layers.LayerNormalization()(inputs))
+    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(x)))
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all", granularity="op")
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
+
+
 def test_leaving_gradients_have_their_names() -> None:
     """A gradient that passes straight through an addition is a term of a sum, which is sorted by name."""
     drawn = random_fit_case(2)

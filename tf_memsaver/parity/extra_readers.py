@@ -69,7 +69,9 @@ class FirstRunReads:
     def squares_of_cubes(self, forward_first: bool | None) -> Iterator[tf.Tensor]:
         """Yield the squares that the gradients of cubes compute, added here.
 
-        Graph optimisation takes such a square for the forward pass as well, and folds constants by its name.
+        Graph optimisation takes such a square for the forward pass as well, and folds constants by its name. Of two
+        equal operations it keeps the one that it finds last as it goes back from what is read, the last input first
+        (``grappler/optimizers/model_pruner.cc``, ``common_subgraph_elimination.cc``): so read these first.
         """
         power, exponent = SQUARED_BY_GRADIENT
         for operation in self._operations:

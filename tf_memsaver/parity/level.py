@@ -107,10 +107,10 @@ class Parity:
             return (), ()
         run = extra_readers.FirstRunReads(operations, sources, results)
         read: list[tf.Tensor] = []
-        if Rule.READERS_IN_FIRST_RUN in self.rules:
-            read += run.values()
         if Rule.SQUARES_OF_CUBES in self.rules:
             read += run.squares_of_cubes(forward_first)
+        if Rule.READERS_IN_FIRST_RUN in self.rules:
+            read += run.values()
         if Rule.TERMS_IN_FIRST_RUN in self.rules:
             read += run.terms(gates)
         return extra_readers.first_elements(read, gates), run.needed_results()
