@@ -167,6 +167,9 @@ def test_the_least_budget_works_where_the_allocator_leaves_holes(strategy: str, 
     with pytest.raises(InfeasibleBudgetError) as caught:
         solve(graph, request)
     least = caught.value.least_bytes
+    if strategy in ("auto", "min_time") and not request.recompute:
+        problem = Problem.build(graph, request)
+        assert least <= problem.simulator.highest_peak(problem.store_all)
     for able in _able(strategy):
         unlimited = able in ("min_peak", "nested")
         able_request = dataclasses.replace(request, strategy=able, budget_bytes=None if unlimited else least)

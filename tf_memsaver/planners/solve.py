@@ -215,7 +215,10 @@ def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice
     if last is not None:
         yield last
     elif best is None and not near:
-        raise InfeasibleBudgetError(budget, min((highest_peak(each.segments) for each in others()), default=least))
+        known = [each.segments for each in others()]
+        if known and not any(problem.forced):
+            known.append(problem.store_all)  # What races takes less where the allocator adds much to what is replayed.
+        raise InfeasibleBudgetError(budget, min(map(highest_peak, known), default=least))
 
 
 def _within(
