@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.strategies import covers, graphs
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge import schedule
-from tf_memsaver.judge.prepared import ScheduledOp
+from tf_memsaver.judge.rows import ScheduledOp
 from tf_memsaver.judge.schedule import Scheduler, scheduled
 from tf_memsaver.judge.walk import Lives, walk
 from tf_memsaver.plan.problem import Problem

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.allocator import AllocatorLedger
-from tf_memsaver.judge.prepared import ScheduledOp
+from tf_memsaver.judge.rows import ScheduledOp
 
 
 class Dependencies:

@@ -5,27 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from tf_memsaver.ir.graph import Graph, Op, Phase
-from tf_memsaver.judge.rows import Ints, Rows
-
-
-class ScheduledOp(NamedTuple):
-    """A scheduled op over buffers. ``op`` is its index, or -1 for an order gate (a copy of one buffer).
-
-    ``touches`` are the buffers read or written that are not resident, ``allocates`` those that are new, ``overwrites``
-    those that the first new one of the same size may take over.
-    """
-
-    op: int
-    replay: bool
-    touches: tuple[int, ...]
-    allocates: tuple[int, ...]
-    overwrites: tuple[int, ...]
-    workspace: int
+from tf_memsaver.judge.rows import Ints, Rows, ScheduledOp
 
 
 class Prepared:

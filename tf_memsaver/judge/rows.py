@@ -1,18 +1,30 @@
-"""Steps of a schedule as arrays, so that what walks over them needs no loop."""
+"""Steps of a schedule, one by one and as arrays, so that what walks over them needs no loop."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from tf_memsaver.judge.prepared import ScheduledOp
-
 Ints = npt.NDArray[np.int64]
+
+
+class ScheduledOp(NamedTuple):
+    """A scheduled op over buffers. ``op`` is its index, or -1 for an order gate (a copy of one buffer).
+
+    ``touches`` are the buffers read or written that are not resident, ``allocates`` those that are new, ``overwrites``
+    those that the first new one of the same size may take over.
+    """
+
+    op: int
+    replay: bool
+    touches: tuple[int, ...]
+    allocates: tuple[int, ...]
+    overwrites: tuple[int, ...]
+    workspace: int
 
 
 class Lists(NamedTuple):

@@ -15,8 +15,8 @@ import numpy as np
 
 from tf_memsaver.ir.graph import Op
 from tf_memsaver.ir.segments import Segment, SegmentMode
-from tf_memsaver.judge.prepared import Prepared, ScheduledOp
-from tf_memsaver.judge.rows import Ints, Rows
+from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.judge.rows import Ints, Rows, ScheduledOp
 from tf_memsaver.judge.turns import turns_of
 
 MOST_STEPS = 300_000

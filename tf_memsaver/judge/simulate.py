@@ -25,8 +25,8 @@ from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger
-from tf_memsaver.judge.prepared import Prepared, ScheduledOp
-from tf_memsaver.judge.rows import Ints
+from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.judge.rows import Ints, ScheduledOp
 from tf_memsaver.judge.schedule import Schedule, Scheduler
 from tf_memsaver.judge.walk import Lives
 

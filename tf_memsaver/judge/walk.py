@@ -8,8 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.judge.prepared import ScheduledOp
-from tf_memsaver.judge.rows import Ints, Rows
+from tf_memsaver.judge.rows import Ints, Rows, ScheduledOp
 
 Number = TypeVar("Number", np.int64, np.float64)
 

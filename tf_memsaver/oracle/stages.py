@@ -10,7 +10,8 @@ from functools import cached_property
 
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.judge.prepared import Prepared, ScheduledOp
+from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.judge.rows import ScheduledOp
 from tf_memsaver.judge.schedule import scheduled
 from tf_memsaver.judge.walk import walk
 from tf_memsaver.search.facts import BackwardOp, Facts

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.judge.prepared import Prepared, ScheduledOp
+from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.judge.rows import ScheduledOp
 from tf_memsaver.judge.walk import walk
 
 NEVER = float("inf")
