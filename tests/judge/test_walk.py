@@ -77,8 +77,7 @@ def test_a_scheduler_writes_what_it_would_write_for_one_plan_alone(
             one, other = scheduler.schedule(segments, taped=taped), scheduled(prepared, segments, taped=taped)
             sizes = one.sizes.tolist()
             assert one.steps == other.steps and sizes == other.sizes.tolist() and one.runs == other.runs
-            assert walk(one.steps, sizes, prepared.outlive, 0)[0] == walk_step_by_step(
-                one.steps, sizes, prepared.outlive, 0
-            )
+            expected = walk_step_by_step(one.steps, sizes, prepared.outlive, 0)
+            assert walk(one.steps, sizes, prepared.outlive, 0)[0] == expected
             live = Lives(one.rows, one.sizes, prepared.outlive).sums(one.sizes) + one.rows.workspace
-            assert live.tolist() == walk(one.steps, sizes, prepared.outlive, 0)[0]
+            assert live.tolist() == expected

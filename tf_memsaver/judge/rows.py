@@ -42,7 +42,7 @@ class Lists(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Lists]) -> Lists:
         """Return the lists of several parts, one behind the other."""
-        return cls(*(np.concatenate([_NONE, *arrays]) for arrays in zip(*parts, strict=True))) if parts else cls.of([])
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def take(self, places: Ints) -> Lists:
         """Return the lists of some steps."""
@@ -55,9 +55,6 @@ class Lists(NamedTuple):
     def places(self) -> Ints:
         """The step that each number belongs to."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
-
-
-_NONE = np.zeros(0, dtype=np.int64)
 
 
 class Rows(NamedTuple):
@@ -81,12 +78,12 @@ class Rows(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
         """Return the rows of several parts, one behind the other."""
-        touches, allocates, overwrites, workspace = zip(*parts, strict=True) if parts else ((), (), (), ())
+        touches, allocates, overwrites, workspace = zip(*(cls.of([]), *parts), strict=True)
         return cls(
             touches=Lists.joined(touches),
             allocates=Lists.joined(allocates),
             overwrites=Lists.joined(overwrites),
-            workspace=np.concatenate([_NONE, *workspace]),
+            workspace=np.concatenate(workspace),
         )
 
     def take(self, places: Ints) -> Rows:

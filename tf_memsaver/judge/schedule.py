@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,53 +27,29 @@ Redirects = dict[int, int]
 """The buffer that a reader of a value must use, where that is not the value's own."""
 
 
-class Piece:
+class Piece(NamedTuple):
     """Consecutive steps of a schedule. Copies of values are numbered from the number of the graph's values on."""
 
-    def __init__(self, steps: list[ScheduledOp], copies: Sequence[int] = (), rows: Rows | None = None) -> None:
-        self.steps = steps
-        self.copies = np.array(copies, dtype=np.int64)
-        """The size of each copy in bytes."""
-        self.rows = Rows.of(steps) if rows is None else rows
-        self.replayed = [step.op for step in steps if step.replay and step.op >= 0]
+    steps: list[ScheduledOp]
+    rows: Rows
+    copies: Ints
+    """The size of each copy in bytes."""
+    replayed: Sequence[int]
+    """The ops that run again, in order."""
 
 
 class Schedule:
     """The steps of one plan. Buffers are numbered: the graph's own values first, then the copies made for this plan."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
-        self._pieces: list[Piece] = []
-        self._written = 0
-        self._waiting: list[int] = []
-        self.runs: list[tuple[int, int, int, bool]] = []
-        """The owner of a run of steps, the first and last place (exclusive), and whether they are of a forward pass."""
-
-    def add(self, owner: int, is_forward: bool, ops: Sequence[Op], piece: Piece | None = None) -> None:
-        """Add a run of the top-level segment ``owner`` (-1: of none): ops as in the plain step, or a piece instead."""
-        start = self._written + len(self._waiting)
-        if piece is None:
-            self._waiting += [op.index for op in ops]
-        else:
-            self._flush()
-            self._put(piece)
-        self.runs.append((owner, start, self._written + len(self._waiting), is_forward))
-
-    def _flush(self) -> None:
-        """Put the ops that wait, all as one piece."""
-        if self._waiting:
-            static, rows = self._prepared.static, self._prepared.rows.take(np.array(self._waiting))
-            self._put(Piece([static[index] for index in self._waiting], rows=rows))
-            self._waiting = []
-
-    def _put(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-        self._written += len(piece.steps)
+    def __init__(self, prepared: Prepared, pieces: Sequence[Piece], runs: Sequence[tuple[int, int, int, bool]]) -> None:
+        self._prepared, self._pieces = prepared, pieces
+        self.runs = runs
+        """The owner of a run of steps (a top-level segment, -1 for none), the first and last place (exclusive), and
+        whether they are of a forward pass."""
 
     @cached_property
     def _placed(self) -> list[tuple[Piece, int]]:
         """The pieces, each with the number of copies before it."""
-        self._flush()
         before = itertools.accumulate((len(piece.copies) for piece in self._pieces), initial=0)
         return list(zip(self._pieces, before, strict=False))
 
@@ -85,7 +62,7 @@ class Schedule:
     @cached_property
     def sizes(self) -> Ints:
         """The bytes of each buffer."""
-        return np.concatenate([self._prepared.sizes, *(piece.copies for piece, _ in self._placed)])
+        return np.concatenate([self._prepared.sizes, *(piece.copies for piece in self._pieces)])
 
     @cached_property
     def steps(self) -> list[ScheduledOp]:
@@ -96,7 +73,7 @@ class Schedule:
     @property
     def replayed(self) -> list[int]:
         """The ops that run again, in order."""
-        return [op for piece, _ in self._placed for op in piece.replayed]
+        return [op for piece in self._pieces for op in piece.replayed]
 
     @property
     def is_forward(self) -> list[bool]:
@@ -125,26 +102,46 @@ class Scheduler:
 
         The backward ops come as they were captured, if they can, which is how searches count, or as a tape adds them.
         """
-        schedule, owners = Schedule(self._prepared), _owners(segments)
-        runs = _taped if taped else _captured
+        runs_of, owners = _taped if taped else _captured, _owners(segments)
+        pieces: list[Piece] = []
+        runs: list[tuple[int, int, int, bool]] = []
+        plain: list[Op] = []
+        stop = 0
         for is_forward, of_pass in self._prepared.passes:
-            for number, ops in _runs(owners, of_pass) if is_forward else runs(segments, of_pass):
-                stores = number < 0 or segments[number].mode is SegmentMode.STORE
-                piece = None if is_forward or stores else self._piece(segments[number], ops, runs)
-                schedule.add(number, is_forward, ops, piece)
-        return schedule
+            for number, ops in _runs(owners, of_pass) if is_forward else runs_of(segments, of_pass):
+                start = stop
+                if is_forward or number < 0 or segments[number].mode is SegmentMode.STORE:
+                    plain += ops
+                    stop += len(ops)
+                else:
+                    piece = self._piece(segments[number], ops, runs_of)
+                    pieces += [*self._plain(plain), piece]
+                    plain = []
+                    stop += len(piece.steps)
+                runs.append((number, start, stop, is_forward))
+        return Schedule(self._prepared, [*pieces, *self._plain(plain)], runs)
 
-    def _piece(self, segment: Segment, backward: Sequence[Op], runs: _Runs) -> Piece:
+    def _plain(self, ops: Sequence[Op]) -> list[Piece]:
+        """Return ops as in the plain step, all as one piece, if there are any."""
+        if not ops:
+            return []
+        static, places = self._prepared.static, [op.index for op in ops]
+        rows = self._prepared.rows.take(np.array(places))
+        return [Piece([static[place] for place in places], rows, np.zeros(0, dtype=np.int64), ())]
+
+    def _piece(self, segment: Segment, backward: Sequence[Op], runs_of: _Runs) -> Piece:
         """Return the replay and the backward ops of a segment."""
-        key = segment, runs, tuple([op.index for op in backward])
+        key = segment, runs_of, tuple([op.index for op in backward])
         if key not in self._pieces:
             if self._steps > MOST_STEPS:
                 self._pieces.clear()
                 self._steps = 0
-            writer = _Writer(self._prepared, runs)
+            writer = _Writer(self._prepared, runs_of)
             writer.write(segment, backward, {})
-            self._pieces[key] = Piece(writer.steps, writer.copies)
-            self._steps += len(writer.steps)
+            steps, copies = writer.steps, np.array(writer.copies, dtype=np.int64)
+            replayed = [step.op for step in steps if step.replay and step.op >= 0]
+            self._pieces[key] = Piece(steps, Rows.of(steps), copies, replayed)
+            self._steps += len(steps)
         return self._pieces[key]
 
 

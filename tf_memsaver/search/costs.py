@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.segments import Segment
+from tf_memsaver.judge.rows import Ints
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.crossing import Crossing
-from tf_memsaver.search.facts import NEVER, Facts, Floats, Ints, unit_peaks
+from tf_memsaver.search.facts import NEVER, Facts, Floats, unit_peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

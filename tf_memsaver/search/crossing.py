@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.search.facts import Buffer, Facts, Floats, Ints
+from tf_memsaver.judge.rows import Ints
+from tf_memsaver.search.facts import Buffer, Facts, Floats
 
 Flags = npt.NDArray[np.bool_]
 

@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.judge.prepared import Prepared
-from tf_memsaver.judge.rows import ScheduledOp
+from tf_memsaver.judge.rows import Ints, ScheduledOp
 from tf_memsaver.judge.walk import walk
 
 NEVER = float("inf")
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.segments import Segment
+from tf_memsaver.judge.rows import Ints
 from tf_memsaver.search.crossing import Flags
-from tf_memsaver.search.facts import Floats, Ints
+from tf_memsaver.search.facts import Floats
 from tf_memsaver.search.tables import MODES, Proposal, State, Tables
 
 INFINITE = float("inf")

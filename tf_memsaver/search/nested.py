@@ -21,8 +21,9 @@ import numpy.typing as npt
 
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode, tidied
+from tf_memsaver.judge.rows import Ints
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.search.facts import Floats, Ints
+from tf_memsaver.search.facts import Floats
 from tf_memsaver.search.one_level import Found, OneLevel
 from tf_memsaver.search.polish import polished
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.judge.rows import Ints
 from tf_memsaver.plan.problem import Problem
-from tf_memsaver.search.facts import Ints
 
 LONGEST_PERIOD = 512
 """Units. Longer blocks are not looked for."""

@@ -38,11 +38,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.judge.rows import Ints
 from tf_memsaver.judge.simulate import Measured
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.search.costs import Costs, Grid
 from tf_memsaver.search.crossing import crossing
-from tf_memsaver.search.facts import Facts, Floats, Ints
+from tf_memsaver.search.facts import Facts, Floats
 
 MODES = (SegmentMode.STORE, SegmentMode.RECOMPUTE)
 """The order of the modes along the first axis of every table, and their numbers."""
