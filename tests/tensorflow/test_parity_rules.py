@@ -57,6 +57,15 @@ def leaky() -> Any:
     return model_of(inputs, layers.Conv2D(8, 3, padding="same", activation="silu", name="second")(x))
 
 
+def hard_swishes() -> Any:
+    """x · relu6(x + 3) / 6: the gradients of the first, a Dense gives shapes that graph optimisation does not know."""
+    x = inputs = keras.Input((6, 8))
+    x = layers.Activation("hard_silu", name="first")(layers.Conv1D(8, 3, padding="same", name="conv")(x))
+    x = layers.Dense(8, "relu", name="dense")(x)
+    x = layers.Activation("hard_silu", name="second")(layers.Conv1D(8, 3, padding="same", name="last")(x))
+    return model_of(inputs, layers.GlobalAveragePooling1D(name="pool")(x))
+
+
 def swishes() -> Any:
     """Two of them are the first, on two branches."""
     inputs = keras.Input((6, 6, 8))
@@ -205,6 +214,7 @@ CASES = {
         functools.partial(trained_by_tape, batch_size=256),
     ),
     Rule.ARRIVING_NAMES: Case(diffusion, everywhere, functools.partial(trained_by_tape, free_batch=True)),
+    Rule.ARRIVING_AFTER_FACTORS: Case(hard_swishes, everywhere),
     Rule.ARRIVING_SHAPES: Case(sum_of_unlike_sizes, lambda model: optimized_by_hand(model, ("add", "last"))),
     Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts, of_known_sizes),
     Rule.READERS_IN_FIRST_RUN: Case(functools.partial(activated, "gelu"), between_cuts),

@@ -76,6 +76,11 @@ def add_operation(
     return graph._create_op_internal(op_type, list(inputs), dtypes, name=name, attrs=attributes, op_def=definition)
 
 
+def place_of(operation: Any) -> int:
+    """Return a number that is the larger the later an operation was added to its graph."""
+    return int(operation._id)
+
+
 def set_attribute(operation: Any, name: str, value: Any) -> None:
     """Set an attribute of an operation that is in a graph already."""
     operation._set_attr(name, value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import place_of
 from tf_memsaver.compat.tapes import record_operation, stop_recording
 from tf_memsaver.parity.gates import Gates, after, is_of_shapes
 from tf_memsaver.parity.grappler import (
@@ -55,16 +56,18 @@ def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
         tensor = source
 
 
-def under_plain_name(gate: tf.Tensor | None, name: str, gradient: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+def under_plain_name(
+    gate: tf.Tensor | None, held: bool, name: str, gradient: tf.Tensor, output: tf.Tensor
+) -> tf.Tensor:
     """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
 
     It becomes a term of a sum or a factor of a product, which are sorted by name. And operations of gradients wait for
     it, as the sigmoid does that the gradient of silu computes: that keeps graph optimisation from taking them for the
     same ones of the forward pass. All that is replayed waits for the gradient as it arrived, by the gate, but not for
-    its copy.
+    its copy. A kernel gets the gradient as it is, unless that is ``held`` by the gate.
     """
     # An output that the replay itself reads, too, gets a sum.
-    if gate is None or (not output.consumers() and _goes_to_a_kernel(output)):
+    if gate is None or not (held or output.consumers() or not _goes_to_a_kernel(output)):
         return gradient
     return _copied(gate, gradient, _ARRIVED, name if gradient.op.type == "Placeholder" else None)
 
@@ -93,44 +96,47 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
     gradient has its own. Factors of a product of which it is not known that they have one shape are put into another
     order. A view of the gradient, in the shape of what the replay made, has the replay's symbol.
 
-    What comes out of a loop or a dilated convolution has symbols of its own in the plain step, too, and keeps them.
+    What has symbols of its own in the plain step, too, keeps them (``has_sizes_of_its_own``).
     """
-    if output.shape.rank is None or output.shape.is_fully_defined():
-        return gradient
     source = _read_by_products(output)
-    if source is None or _has_sizes_of_its_own(gradient, first):
+    if source is None or has_sizes_of_its_own(gradient, first):
         return gradient
-    return tf.broadcast_to(gradient, tf.shape(source))
+    # Factors are sorted by name, too.
+    with tf.name_scope(f"{gradient.op.name}/"):
+        return tf.broadcast_to(gradient, tf.shape(source))
+
+
+def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
+    """Whether a gradient for an output of a first run has its sizes from what gives them new symbols.
+
+    These are loops, dilated convolutions, and a ``Reshape`` to a constant shape, with a -1. What is given another shape
+    has its sizes from that, but for a ``Reshape``. An output of known sizes, or that no product is made of, has none.
+    """
+    if _read_by_products(first) is None:
+        return False
+    start = place_of(first.op) if first.graph is gradient.graph else 0
+    pending, seen = [gradient], set[int]()
+    while pending:
+        tensor = pending.pop()
+        operation = tensor.op
+        known = tensor.dtype != tf.variant and tensor.shape.is_fully_defined()
+        if known or id(operation) in seen or place_of(operation) < start:
+            continue
+        if _makes_symbols(operation):
+            return True
+        if operation.type == "IdentityN":
+            pending.append(operation.inputs[tensor.value_index])
+            continue
+        seen.add(id(operation))
+        if operation.type == "Reshape" or not any(map(is_of_shapes, operation.inputs)):
+            pending += operation.inputs
+    return False
 
 
 def _makes_symbols(operation: tf.Operation) -> bool:
+    if operation.type == "Reshape":
+        return bool(operation.inputs[1].op.type == "Const")
     return is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
-
-
-def _has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
-    """Whether a gradient has its sizes from what gives them new symbols, in its graph after the output.
-
-    What is given a shape has its sizes from that, but for a ``Reshape``.
-    """
-    operations = gradient.graph.get_operations()
-    start = operations.index(first.op) if first.graph is gradient.graph else 0
-    later = set(operations[start:])
-    if not any(map(_makes_symbols, later)):
-        return False
-    pending = [gradient]
-    while pending:
-        tensor = pending.pop()
-        if tensor.op not in later or (tensor.dtype != tf.variant and tensor.shape.is_fully_defined()):
-            continue
-        if _makes_symbols(tensor.op):
-            return True
-        if tensor.op.type == "IdentityN":
-            pending.append(tensor.op.inputs[tensor.value_index])
-            continue
-        later.remove(tensor.op)
-        if tensor.op.type == "Reshape" or not any(map(is_of_shapes, tensor.op.inputs)):
-            pending += tensor.op.inputs
-    return False
 
 
 def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
@@ -138,6 +144,8 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
 
     The gradient of such a product has three factors and more, and reads that operand, its shape, too.
     """
+    if output.shape.rank is None or output.shape.is_fully_defined():
+        return None
     tensor = output
     while tensor.op.type in ELEMENT_BY_ELEMENT:
         whole = [

@@ -20,6 +20,7 @@ from tf_memsaver.parity import extra_readers, gradients, sums
 from tf_memsaver.parity.gates import Gates, after, free_constants
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
 from tf_memsaver.parity.names import Names
+from tf_memsaver.parity.products import factors_with_constants
 from tf_memsaver.parity.swishes import first_swishes
 
 
@@ -29,6 +30,7 @@ class Rule(enum.Enum):
     NAMES = "layers and operations are called as in the plain step in replays, and otherwise in first runs"
     INPUT_NAMES = "what enters a replay is called as what made it"
     ARRIVING_NAMES = "a gradient that arrives for a replay is called as in the plain step"
+    ARRIVING_AFTER_FACTORS = "a gradient arrives when the factors of a replay are there that constants move past"
     ARRIVING_SHAPES = "a gradient that arrives is known to have the shape of its output where sizes are not known"
     LEAVING_NAMES = "a gradient that leaves a replay is called as in the plain step"
     RESULTS_AS_TERMS = "what leaves a segment and may be a term of a sum is an operation of its own"
@@ -148,15 +150,19 @@ class Parity:
             return gradients.gated_input(gate, tensor, forward_first)
         return after(gate, tensor)
 
+    def factors(self, replayed: Sequence[Any]) -> list[tf.Tensor]:
+        """Return what is to be there before a gradient arrives for a replay that added these operations."""
+        return factors_with_constants(replayed) if Rule.ARRIVING_AFTER_FACTORS in self.rules else []
+
     def arriving(
-        self, gate: tf.Tensor, name: str, gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor
+        self, gate: tf.Tensor, held: bool, name: str, gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor
     ) -> tf.Tensor:
         """Return the gradient that arrived for an output of a replay, and of its first run.
 
-        The plain step calls it by a name.
+        The plain step calls it by a name. If it is ``held``, it waits for the gate, whatever reads it.
         """
         if Rule.ARRIVING_NAMES in self.rules:
-            gradient = gradients.under_plain_name(gate, name, gradient, output)
+            gradient = gradients.under_plain_name(gate, held, name, gradient, output)
         return gradients.of_shape(gradient, output, first) if Rule.ARRIVING_SHAPES in self.rules else gradient
 
     # What leaves a replay -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_memsaver.errors import SecondDerivativeError
 from tf_memsaver.parity.gates import Gates
-from tf_memsaver.parity.gradients import RENAMED, maker_of, may_be_summed
+from tf_memsaver.parity.gradients import RENAMED, has_sizes_of_its_own, maker_of, may_be_summed
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.runtime import twins
 from tf_memsaver.runtime.first_run import FirstRun
@@ -98,6 +98,9 @@ def _described(first: FirstRun, arrived: Arrived, gates: Gates) -> twins.Replay 
             tuple(first.summed),
             first.ungated,
             tuple(gradient.op.type if gradient.op.type in RENAMED else "" for gradient in upstream),
+            tuple(
+                has_sizes_of_its_own(each, first.outputs[place]) for place, terms in arrived.items() for each in terms
+            ),
             operations,
         ),
         sources=(*read, *outside, *gates.constants()),

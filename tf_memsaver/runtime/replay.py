@@ -73,10 +73,14 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
         start = graph.num_operations()
         held = [t if place in first.ungated else after(gate, t) for place, t in enumerate(first.held)]
         outputs = function.replay(inputs, first.weights, held)
-    end = graph.num_operations()
+    replayed = graph.get_operations()[start:]
+    factors = parity.factors(replayed)
+    arrival = gates.gate([gates.first_elements(factors)]) if factors else gate
     renamed = {
         place: [
-            parity.arriving(gate, function.gradient_name(place), term, outputs[place], first.outputs[place])
+            parity.arriving(
+                arrival, bool(factors), function.gradient_name(place), term, outputs[place], first.outputs[place]
+            )
             for term in terms
         ]
         for place, terms in arrived.items()
@@ -88,7 +92,6 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     values = values_of(gradients)
     found = [each for each in values if each is not None]
     added = graph.get_operations()[start:]
-    replayed = added[: end - start]
     parity.free_constants(replayed, gate)
     read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):

@@ -1,0 +1,49 @@
+"""Products through which a constant moves: in a replay, their gradients begin when the factors are there.
+
+Graph optimisation moves a constant from one factor of a product to another, unless the operation waits for something
+(``grappler/optimizers/constant_folding.cc: ConstantPushDown``, ``arithmetic_optimizer.cc: MinimizeBroadcasts``). Where
+it finds that two factors have one shape (``constant_folding.cc: MaterializeBroadcastGradientArgs``), it lets their
+gradients wait for them, until it sees that data imply that (``dependency_optimizer.cc: TransitiveReduction``). In the
+plain step data do: each gradient comes of the loss, which comes of the factors. In a replay the gradient that arrives
+comes of the first run, and not of the replay's factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_memsaver.parity.readers import source_of
+
+_PRODUCTS = frozenset({"Mul", "RealDiv"})
+
+
+def factors_with_constants(replayed: Sequence[Any]) -> list[tf.Tensor]:
+    """Return the factors that a replay makes, of sizes that are not known, which are products with a constant."""
+    here = {id(operation) for operation in replayed}
+    return [
+        factor
+        for operation in replayed
+        if operation.type in _PRODUCTS
+        for factor in operation.inputs
+        if id(factor.op) in here and not factor.shape.is_fully_defined() and _has_constant(source_of(factor).op)
+    ]
+
+
+def _has_constant(operation: Any) -> bool:
+    """Whether an operation is a product with a constant that may round.
+
+    A power of two rounds nothing, so that it may stand at any factor.
+    """
+    if operation.type not in _PRODUCTS or not operation.outputs[0].dtype.is_floating:
+        return False
+    sources = [source_of(tensor) for tensor in operation.inputs]
+    values = [tf.get_static_value(source) for source in sources if source.op.type == "Const"]
+    return any(value is not None and value.size == 1 and not _is_power_of_two(value.item()) for value in values)
+
+
+def _is_power_of_two(number: float) -> bool:
+    return abs(math.frexp(number)[0]) == 0.5
