@@ -1,0 +1,236 @@
+"""What TensorFlow makes of the steps of ``fit``, and where a step computes otherwise than another one.
+
+Equal numbers can be chance, and different ones do not say where they come from. Here the graphs of two steps are
+compared, as they run: after TensorFlow's graph optimizer. What is written to each variable is an expression of
+operations and constants; two steps leave the same bits if all expressions are equal, but for where a sum of three
+terms begins and for what oneDNN joins. Names, control dependencies, sizes and what changes nothing do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tf_memsaver.compat.graphs import traced_graphs_go_to
+
+_PASSED = frozenset("DebugGradientIdentity EnsureShape Identity PreventGradient Reshape Snapshot StopGradient".split())
+"""Operations that hand on the numbers of their first input."""
+
+_GATED = re.compile(r"/(gated|arrived|term|ready)(_\d+)?$")
+"""Names of differences with a zero, by which a replay waits."""
+
+_VIEW = re.compile(r"/arrived(_\d+)?/BroadcastTo(_\d+)?$")
+"""Names of gradients in the shape that they have."""
+
+_SWAPPED = frozenset("Add AddN AddV2 Maximum Minimum Mul".split())
+"""Operations whose result is the same if two inputs are swapped."""
+
+_SIZES = frozenset("BroadcastGradientArgs ConcatOffset InvertPermutation Rank Shape ShapeN Size".split())
+_INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
+_OF_SIZES = frozenset(
+    "Cast ConcatV2 Fill FloorDiv GatherV2 Maximum Mul Pack Prod Range Reshape Slice StridedSlice Sub".split()
+)
+"""Operations that compute with sizes where they compute with integers."""
+
+_ARGUMENT = "_user_specified_name"
+"""The attribute that names an argument of a function, by a number if it is captured."""
+
+_traced: list[Any] = []
+"""The graphs that the last step was traced in."""
+
+Output = tuple[str, int]
+"""A node and the place of its output."""
+
+
+class Difference(NamedTuple):
+    """Two operations that the same is expected of, as text: ``Mul<name>(Add<name>(...), #digest)``."""
+
+    plain: str
+    found: str
+
+
+def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
+    """Return the largest graph that ``run`` executes, after graph optimisation; variables are those of a model."""
+    traced_graphs_go_to(_traced.append)
+    _traced.clear()
+    running = context.context()
+    running.enable_run_metadata()
+    try:
+        run()
+        graphs = [each.post_optimization_graph for each in running.export_run_metadata().function_graphs]
+    finally:
+        running.disable_run_metadata()
+    written = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    paths = {id(variable.value.handle): variable.path for variable in written}
+    captures = [(inside.op, id(outside)) for graph in _traced for outside, inside in graph.captures]
+    arguments = {
+        argument.get_attr(_ARGUMENT).decode(): paths[handle]
+        for argument, handle in captures
+        if handle in paths and _ARGUMENT in argument.node_def.attr
+    }
+    return Expressions(max(graphs, key=lambda graph: len(graph.node)), arguments)
+
+
+class Expressions:
+    """The operations of a graph, as expressions of variables, constants and what is fed."""
+
+    def __init__(self, graph: tf.compat.v1.GraphDef, variables: dict[str, str]) -> None:
+        """Take a graph after graph optimisation, and the paths of variables by the arguments that hold them."""
+        self._nodes = {node.name: node for node in graph.node}
+        self._variables = variables
+        self._digests: dict[Output, str] = {}
+
+    def node(self, output: Output) -> Any:
+        """Return the node of an output."""
+        return self._nodes[output[0]]
+
+    def inputs(self, output: Output) -> list[Output]:
+        """Return what the node of an output reads, without what only changes its name or when it is read."""
+        return [self._source(each) for each in self._read(self.node(output))]
+
+    def assigned(self) -> dict[str, list[Output]]:
+        """Return what is written to each variable, by its path."""
+        found: dict[str, list[Output]] = {}
+        for node in self._nodes.values():
+            if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
+                handle, value = self._read(node)
+                found.setdefault(self._argument(self.node(handle)), []).append(self._source(value))
+        return found
+
+    def attributes(self, output: Output) -> list[Any]:
+        """Return the attributes of the node of an output that matter for what it computes."""
+        attributes = sorted(self.node(output).attr.items())
+        left_out = ("_", "container", "shape", "shared_name", "output_shapes", "Tshape", "Index")
+        return [
+            (name, value.SerializeToString(deterministic=True))
+            for name, value in attributes
+            if not name.startswith(left_out)
+        ]
+
+    def digest(self, output: Output) -> str:
+        """Return what is equal for equal expressions."""
+        pending = [self._source(output)]
+        while pending:
+            current = pending[-1]
+            missing = (
+                [] if self._is_leaf(current) else [each for each in self.inputs(current) if each not in self._digests]
+            )
+            if not missing or current in self._digests:
+                self._digests.setdefault(current, self._digest(current))
+                pending.pop()
+            else:
+                pending += missing
+        return self._digests[self._source(output)]
+
+    def text(self, output: Output, depth: int = 3) -> str:
+        """Return an expression as text, down to a depth."""
+        node = self.node(output)
+        if self._is_leaf(output):
+            return self._leaf(output)
+        if not depth:
+            return f"#{self.digest(output)[:6]}"
+        return f"{node.op}<{node.name}>({', '.join(self.text(each, depth - 1) for each in self.inputs(output))})"
+
+    def _digest(self, output: Output) -> str:
+        if self._is_leaf(output):
+            key: Any = self._leaf(output)
+        else:
+            read = [self._digests[each] for each in self.inputs(output)]
+            if len(read) == 2 and self.node(output).op in _SWAPPED:
+                read.sort()
+            key = (self.node(output).op, output[1], self.attributes(output), read)
+        return hashlib.sha256(repr(key).encode()).hexdigest()
+
+    def _is_leaf(self, output: Output) -> bool:
+        node = self.node(output)
+        return node.op in ("Const", "_Arg", "_DeviceArg") or self._is_size(node)
+
+    def _leaf(self, output: Output) -> str:
+        node = self.node(output)
+        if self._is_size(node):
+            return "size"
+        if node.op != "Const":
+            return self._argument(node)
+        value = tf.make_ndarray(node.attr["value"].tensor)
+        return f"{value.dtype}:{value.ravel().tolist() if value.size < 4 else value.tobytes().hex()}"
+
+    def _is_size(self, node: Any) -> bool:
+        if node.op in _SIZES:
+            return True
+        if node.op == "Const":
+            return bool(node.attr["dtype"].type in _INTEGERS)
+        return bool(node.op in _OF_SIZES and node.attr["DstT" if node.op == "Cast" else "T"].type in _INTEGERS)
+
+    def _argument(self, node: Any) -> str:
+        name = node.attr[_ARGUMENT].s.decode()
+        return self._variables.get(name, name or node.name)
+
+    def _read(self, node: Any) -> list[Output]:
+        found = []
+        for each in node.input:
+            if not each.startswith("^"):
+                name, _, place = each.partition(":")
+                found.append((name, int(place or 0)))
+        return found
+
+    def _source(self, output: Output) -> Output:
+        """Return what the numbers of an output are, before operations handed them on."""
+        while True:
+            node = self.node(output)
+            if node.op == "IdentityN":
+                output = self._read(node)[output[1]]
+            elif self._hands_on(node):
+                output = self._read(node)[0]
+            else:
+                return output
+
+    def _hands_on(self, node: Any) -> bool:
+        if node.op == "Sub":
+            return _GATED.search(node.name) is not None
+        if node.op == "BroadcastTo":
+            return _VIEW.search(node.name) is not None
+        if node.op == "Sum":
+            # The gradient of an operand, which hardly ever had another shape: nothing is summed up.
+            return bool(self.node(self._read(node)[1]).op == "BroadcastGradientArgs")
+        return node.op in _PASSED and not self._is_size(node)
+
+
+def differences(plain: Expressions, found: Expressions) -> list[Difference]:
+    """Return where the values that two steps write to variables begin to differ, in the order of the variables."""
+    expected, written = plain.assigned(), found.assigned()
+    made = [
+        Difference(f"{name} is written {len(values)} times", f"{len(written.get(name, []))} times")
+        for name, values in expected.items()
+        if len(values) != len(written.get(name, []))
+    ]
+    seen = set[tuple[Output, Output]]()
+    for name, values in expected.items():
+        for pair in zip(values, written.get(name, []), strict=False):
+            made += _first_differences(plain, found, pair, seen)
+    return made
+
+
+def _first_differences(
+    plain: Expressions, found: Expressions, pair: tuple[Output, Output], seen: set[tuple[Output, Output]]
+) -> Iterator[Difference]:
+    pending = [pair]
+    while pending:
+        first, second = pending.pop()
+        if (first, second) in seen or plain.digest(first) == found.digest(second):
+            continue
+        seen.add((first, second))
+        ours, theirs = plain.inputs(first), found.inputs(second)
+        alike = plain.node(first).op == found.node(second).op and plain.attributes(first) == found.attributes(second)
+        if len(ours) == len(theirs) == 2 and plain.node(first).op in _SWAPPED:
+            crossed = [plain.digest(a) == found.digest(b) for a, b in zip(ours, theirs[::-1], strict=True)]
+            theirs = theirs[::-1] if any(crossed) else theirs
+        unlike = [(a, b) for a, b in zip(ours, theirs, strict=False) if plain.digest(a) != found.digest(b)]
+        if alike and len(ours) == len(theirs) and unlike:
+            pending += unlike
+        else:
+            yield Difference(plain.text(first), found.text(second))
