@@ -15,13 +15,13 @@ from tf_memsaver.parity.grappler import (
     ELEMENT_BY_ELEMENT,
     KEPT_IDENTITY,
     KERNEL_GRADIENTS,
-    OF_SIZES_OF_THEIR_OWN,
     PASSED_STRAIGHT,
     STAYING_IDENTITIES,
 )
 from tf_memsaver.parity.names import plain_name
+from tf_memsaver.parity.symbols import makes_symbols
 from tf_memsaver.tfgraph.emission import ends_segment
-from tf_memsaver.tfgraph.operations import has_custom_gradient, is_loop
+from tf_memsaver.tfgraph.operations import has_custom_gradient
 
 _ARRIVED, READY, _TERM = "arrived", "ready", "term"
 """Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
@@ -103,10 +103,6 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
     return tf.broadcast_to(gradient, tf.shape(source))
 
 
-def _makes_symbols(operation: tf.Operation) -> bool:
-    return is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
-
-
 def _has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
     """Whether a gradient has its sizes from what gives them new symbols, in its graph after the output.
 
@@ -115,14 +111,14 @@ def _has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
     operations = gradient.graph.get_operations()
     start = operations.index(first.op) if first.graph is gradient.graph else 0
     later = set(operations[start:])
-    if not any(map(_makes_symbols, later)):
+    if not any(map(makes_symbols, later)):
         return False
     pending = [gradient]
     while pending:
         tensor = pending.pop()
         if tensor.op not in later or (tensor.dtype != tf.variant and tensor.shape.is_fully_defined()):
             continue
-        if _makes_symbols(tensor.op):
+        if makes_symbols(tensor.op):
             return True
         if tensor.op.type == "IdentityN":
             pending.append(tensor.op.inputs[tensor.value_index])
