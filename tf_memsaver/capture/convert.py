@@ -235,7 +235,7 @@ class _Builder:
             return None
         outputs = [t for t in operation.outputs if tensor_bytes(t) > TINY_BYTES]
         inputs = self._values_of(operation.inputs)
-        original = self._equal.original(operation)
+        original = self._equal.original(operation) if phase is Phase.FORWARD else None
         if original is not None:
             pairs = zip(operation.outputs, original.outputs, strict=True)
             known = [(id(t), self._value_of[id(first)]) for t, first in pairs if id(first) in self._value_of]

@@ -54,7 +54,8 @@ class EqualValues:
     """Finds operations that compute what another one has computed: ``arithmetic_optimizer.cc: DedupComputations``.
 
     It leaves one operation of those of one type, with equal inputs and attributes, that have no state. Two causal
-    convolutions of one tensor, for one, read the same padded tensor.
+    convolutions of one tensor, for one, read the same padded tensor. It is for forward passes: that of backward passes
+    hardly matters (a TCN's plan: 59 MiB measured, 62 predicted, 66 with equal products of a LayerNormalization's).
     """
 
     def __init__(self) -> None:
