@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ def with_figures(plan: Plan, saved: float, overhead: float) -> Plan:
 @pytest.mark.parametrize(("saved", "overhead", "says"), [(0.1, 0.29, True), (0.1, 0.08, False), (0.5, 0.9, False)])
 def test_a_plan_that_costs_more_than_it_saves_says_so(saved: float, overhead: float, says: bool) -> None:
     simulator = Simulator(skips(6, joined=True))
-    plan = with_figures(solve(skips(6, joined=False), Request(strategy="min_peak")), saved, overhead)
+    plan = with_figures(solve(skips(6, joined=False), Request()), saved, overhead)
     found = advice(simulator, plan)
     assert bool(found) == says
     if says:
@@ -100,9 +101,10 @@ def test_a_plan_that_costs_more_than_it_saves_says_so(saved: float, overhead: fl
         assert "an activation after each term" in found
 
 
-def test_a_budget_tells_what_is_to_be_saved_whatever_it_costs() -> None:
+@pytest.mark.parametrize("asked", [{"budget_bytes": 70 << 20}, {"strategy": "min_peak"}])
+def test_a_budget_or_a_strategy_tells_what_is_to_be_saved_whatever_it_costs(asked: dict[str, Any]) -> None:
     simulator = Simulator(skips(6, joined=True))
-    plan = solve(skips(6, joined=False), Request(budget_bytes=1 << 40, strategy="min_peak"))
+    plan = replace(solve(skips(6, joined=False), Request()), request=Request(**asked), highest_peak_bytes=0)
     assert advice(simulator, with_figures(plan, 0.1, 0.29)) == ""
 
 

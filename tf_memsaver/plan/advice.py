@@ -119,11 +119,11 @@ def _of_savings(simulator: Simulator, plan: Plan) -> str:
 def _costs_more_than_it_saves(plan: Plan) -> bool:
     """Whether the product of a plan's peak and step time is not below the plain step's.
 
-    Then a smaller batch would do as well: it takes less memory in the same proportion as less time. A budget tells what
-    is to be saved, whatever it costs.
+    Then a smaller batch would do as well: it takes less memory in the same proportion as less time. A budget, or a
+    strategy other than the default, tells what is to be saved, whatever it costs.
     """
-    product = plan.peak_bytes * (1 + plan.step_overhead)
-    return plan.request.budget_bytes is None and product >= plan.plain_peak_bytes
+    is_free = plan.request.strategy == Request().strategy and plan.request.budget_bytes is None
+    return is_free and plan.peak_bytes * (1 + plan.step_overhead) >= plan.plain_peak_bytes
 
 
 def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> list[tuple[str, str]]:
