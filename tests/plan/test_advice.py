@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tf_memsaver.ir.graph import Graph
+from tf_memsaver.judge.simulate import Simulator
+from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import solve
@@ -69,6 +72,40 @@ def test_a_budget_that_the_plain_step_keeps() -> None:
 def test_little_time_allowed() -> None:
     found = advised(chain([8] * 12, scale=1 << 20), max_overhead=0.0)
     assert "at most 0% longer" in found and "a larger max_overhead" in found
+
+
+def skips(count: int, joined: bool) -> Graph:
+    """Layers in a row whose results are added up, with no place to cut inside them but at one end."""
+    net = Net(scale=1 << 20)
+    x, total = net.input(1), -1
+    for _ in range(count):
+        x = net.relu(net.dense(x, 8))
+        total = x if total < 0 else net.add(total, x)
+    graph = net.graph(net.dense(total, 8))
+    return replace(graph, joined=tuple(range(2, len(graph.units))) if joined else ())
+
+
+def with_figures(plan: Plan, saved: float, overhead: float) -> Plan:
+    return replace(plan, peak_bytes=round((1 - saved) * plan.plain_peak_bytes), step_overhead=overhead)
+
+
+@pytest.mark.parametrize(("saved", "overhead", "says"), [(0.1, 0.29, True), (0.1, 0.08, False), (0.5, 0.9, False)])
+def test_a_plan_that_costs_more_than_it_saves_says_so(saved: float, overhead: float, says: bool) -> None:
+    simulator = Simulator(skips(6, joined=True))
+    plan = with_figures(solve(skips(6, joined=False), Request()), saved, overhead)
+    found = advice(simulator, plan)
+    assert bool(found) == says
+    if says:
+        assert "saves 10.0% of the peak, for a step that takes 29% longer" in found
+        assert "may end at 1 of 17 places" in found and "since 6 tensors are added up" in found
+        assert "an activation after each term" in found
+
+
+@pytest.mark.parametrize("asked", [{"budget_bytes": 70 << 20}, {"strategy": "min_peak"}])
+def test_a_budget_or_a_strategy_tells_what_is_to_be_saved_whatever_it_costs(asked: dict[str, Any]) -> None:
+    simulator = Simulator(skips(6, joined=True))
+    plan = replace(solve(skips(6, joined=False), Request()), request=Request(**asked), highest_peak_bytes=0)
+    assert advice(simulator, with_figures(plan, 0.1, 0.29)) == ""
 
 
 def test_advice_travels_with_the_plan() -> None:

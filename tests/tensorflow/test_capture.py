@@ -113,6 +113,44 @@ def test_a_sum_that_only_another_sum_reads_is_part_of_it_as_graph_optimisation_m
     assert not any(made.intersection(op.inputs) for op in sums)
 
 
+def skips(inputs: Any, dilation: int) -> Any:
+    """The sum of what four causal convolutions in a row make."""
+    x, total = inputs, None
+    for _ in range(4):
+        x = layers.Conv1D(16, 2, padding="causal", dilation_rate=dilation, activation="tanh")(x)
+        total = x if total is None else layers.Add()([total, x])
+    return total
+
+
+@pytest.mark.parametrize(
+    ("dilation", "fixed_batch", "terms"),
+    [(1, True, [4]), (1, False, [4]), (2, True, [4]), (2, False, [2, 2, 2])],
+)
+def test_forward_sums_are_joined_where_graph_optimisation_knows_that_shapes_are_equal(
+    dilation: int, fixed_batch: bool, terms: list[int]
+) -> None:
+    inputs = keras.Input((64, 4))
+    model = keras.Model(inputs, layers.Conv1D(1, 1)(skips(inputs, dilation)))
+    model.compile("sgd", "mse")
+    given = tf.data.Dataset.from_tensors((tf.zeros((64, 64, 4)), tf.zeros((64, 64, 1)))).unbatch()
+    graph = capture_graph(model, data=given.batch(32, drop_remainder=fixed_batch), granularity="layer")
+    added = {unit.index for unit in graph.units if unit.kind == "Add"}
+    assert [len(op.inputs) for op in graph.ops if op.phase is Phase.FORWARD and op.unit in added] == terms
+
+
+def test_what_two_layers_compute_alike_is_there_once_as_graph_optimisation_makes_it() -> None:
+    inputs = keras.Input((64, 16))
+    x = layers.Dense(16, activation="tanh")(inputs)
+    gates = [layers.Conv1D(16, 2, padding="causal", dilation_rate=2)(x) for _ in range(2)]
+    other = layers.Conv1D(16, 3, padding="causal", dilation_rate=2)(x)
+    graph = capture_graph(keras.Model(inputs, layers.Add()([*gates, other])), batch_size=32)
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    read = [op.inputs for op in forward if op.type == "SpaceToBatchND"]
+    # Two of the three convolutions read one padded tensor; the third has another padding.
+    assert len(read) == 2 and read[0] != read[1]
+    assert [op.type for op in forward].count("Pad") == 2
+
+
 def test_the_gradient_of_a_kernel_comes_before_that_of_its_input_as_in_an_ordered_step() -> None:
     graph = capture_graph(models.residual_net(), batch_size=64)
     place = {op.name: op.index for op in graph.ops}

@@ -26,7 +26,7 @@ def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], 
 def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
     """Types of the ops whose results gradients read."""
     operations, sources, result = traced(function)
-    return {tensor.op.type for tensor in read_by_gradients(operations, sources, [result])}
+    return {tensor.op.type for tensor in read_by_gradients(operations, sources, [result], for_sizes=True)}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,20 @@ def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
 )
 def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expected: set[str]) -> None:
     assert read(function) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x, w: tf.nn.bias_add(x @ w, w[0]) + x, set()),
+        (lambda x, w: tf.squeeze((x @ w)[:, None], 1), set()),
+        (lambda x, w: tf.nn.softplus(tf.nn.bias_add(x @ w, w[0])) + x, {"BiasAdd"}),
+    ],
+)
+def test_a_value_of_which_sizes_are_read_is_not_kept_for_it(function: Callable[[Any, Any], Any], expected: Any) -> None:
+    operations, sources, result = traced(function)
+    kept = read_by_gradients(operations, sources, [result], for_sizes=False)
+    assert {tensor.op.type for tensor in kept} == expected
 
 
 def test_no_extra_reader_where_there_are_readers_enough() -> None:

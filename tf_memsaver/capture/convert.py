@@ -13,6 +13,7 @@ from tf_memsaver.capture.cuts import joined_positions
 from tf_memsaver.capture.data_shapes import DataShapes, uncounted
 from tf_memsaver.capture.early_updates import updates_early
 from tf_memsaver.capture.op_times import with_measured_seconds
+from tf_memsaver.capture.optimised import EqualValues, JoinedSums
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
@@ -22,7 +23,6 @@ from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value, root
 from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.parity.control import filter_gradients_first
-from tf_memsaver.parity.grappler import SUMS
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import free_dimension_is
 from tf_memsaver.tfgraph.operations import costs_of, kernels_here, shaped_like, spec_of, tensor_bytes
@@ -42,7 +42,7 @@ def traced_graph(
     try:
         with gradients_end_with_graphs(), free_dimension_is(batch_size):
             step = source.trace(shapes.graph("memsaver_step"))
-        graph = build_graph(source, step, batch_size, current_device(), profile=profile)
+        graph = build_graph(source, step, batch_size, current_device(), fixed_batch=shapes.fixed_batch, profile=profile)
         graph = dataclasses.replace(graph, data_shapes=tuple(shapes.found))
         _warn_of_uncounted(source, step)
         release(step.graph)
@@ -71,13 +71,20 @@ def current_device() -> Device:
 
 
 def build_graph(
-    source: StepSource, step: TracedStep, batch_size: int, device: Device, *, profile: bool = False
+    source: StepSource,
+    step: TracedStep,
+    batch_size: int,
+    device: Device,
+    *,
+    fixed_batch: bool = False,
+    profile: bool = False,
 ) -> Graph:
     """Return the Graph of a traced step, with a candidate cut at every position where results stay bit-identical.
 
-    With ``profile`` the seconds of operations are measured, one by one, else predicted by the roofline of ``device``.
+    ``fixed_batch`` tells that training traces the step for this batch size, and not for a free one. With ``profile``
+    the seconds of operations are measured, one by one, else predicted by the roofline of ``device``.
     """
-    builder = _Builder(source, step, device)
+    builder = _Builder(source, step, device, fixed_batch=fixed_batch)
     units = builder.units(source.sequence)
     ops = builder.ops(profile)
     joined = joined_positions(step, backward_is_a_call=source.sequence.forward_first is not None)
@@ -100,7 +107,8 @@ def build_graph(
 
 
 class _Builder:
-    def __init__(self, source: StepSource, step: TracedStep, device: Device) -> None:
+    def __init__(self, source: StepSource, step: TracedStep, device: Device, *, fixed_batch: bool) -> None:
+        self._joined_sums, self._equal = JoinedSums(step, fixed_batch=fixed_batch), EqualValues()
         self._step, self._device, self._kernels = step, device, kernels_here()
         self.values: list[Value] = []
         self._value_of: dict[int, int] = {}
@@ -227,7 +235,13 @@ class _Builder:
             return None
         outputs = [t for t in operation.outputs if tensor_bytes(t) > TINY_BYTES]
         inputs = self._values_of(operation.inputs)
-        if phase is Phase.BACKWARD and self._is_joined(operation):
+        original = self._equal.original(operation) if phase is Phase.FORWARD else None
+        if original is not None:
+            pairs = zip(operation.outputs, original.outputs, strict=True)
+            known = [(id(t), self._value_of[id(first)]) for t, first in pairs if id(first) in self._value_of]
+            self._value_of.update(known)
+            return None
+        if self._joined_sums.has(operation, phase):
             self._terms_of[id(operation.outputs[0])] = inputs
             return None
         if not outputs and not any(self.values[i].nbytes for i in inputs):
@@ -240,14 +254,6 @@ class _Builder:
             value = self._value_of.get(id(tensor))
             found += self._terms_of.get(id(tensor), []) if value is None else [value]
         return found
-
-    def _is_joined(self, operation: Any) -> bool:
-        """Whether a sum is made one with the sum that reads it, so that its terms wait for those of the other one."""
-        if operation.type not in SUMS or operation.control_inputs:
-            return False
-        (total,) = operation.outputs
-        readers = [each for each in total.consumers() if id(each) in self._step.reachable]
-        return len(readers) == 1 and readers[0].type in SUMS and readers[0].outputs[0].shape == total.shape
 
     def _make(self, operation: Any, phase: Phase, unit: int | None, index: int, inputs: list[int]) -> Op:
         spec = spec_of(operation, self._kernels)
@@ -266,8 +272,11 @@ class _Builder:
         if any(self.values[value].alias_of is None for value in outputs) or not outputs:
             moved = rules.bytes_moved(spec)
             flops, matrix_flops, workspace = costs_of(operation, spec, self._step.graph)
-            by_place = [self._value_of.get(id(t)) for t in operation.inputs]
-            overwrites = tuple(v for v in (by_place[p] for p in rules.overwritable_inputs(spec)) if v is not None)
+            overwrites = tuple(
+                value
+                for place in rules.overwritable_inputs(spec)
+                for value in self._values_of([operation.inputs[place]])
+            )
         like = shaped_like(operation) if phase is Phase.FORWARD else None
         return Op(
             index=index,

@@ -33,11 +33,19 @@ _SIZELESS = (tf.resource, tf.string, tf.variant)
 class DataShapes:
     """Tells the tensors of a graph that are made of data alone their shapes, where others need them.
 
-    ``found`` are those shapes, in the order in which they were needed.
+    ``found`` are those shapes, in the order in which they were needed. ``fixed_batch`` says that all batches are of one
+    size, for which ``fit`` traces its step.
     """
 
-    def __init__(self, batch: Callable[[], Sequence[Any]] | None = None, known: Sequence[Shape] = ()) -> None:
+    def __init__(
+        self,
+        batch: Callable[[], Sequence[Any]] | None = None,
+        known: Sequence[Shape] = (),
+        *,
+        fixed_batch: bool = False,
+    ) -> None:
         """Take what returns the flat tensors of a batch, and the shapes that were found when the step was planned."""
+        self.fixed_batch = fixed_batch
         self._batch, self._known = batch, known
         self._worked_out: dict[int, bool] = {}
         self.found: list[Shape] = []

@@ -58,7 +58,8 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
       InvalidRequestError: an argument has no meaning, or the batch size is not told.
     """
     told = told_of(model, options)
-    shapes = functools.partial(DataShapes, _batch_of(told))
+    fixed_batch = told.data is not None and told.data.fixed_batch
+    shapes = functools.partial(DataShapes, _batch_of(told), fixed_batch=fixed_batch)
     return _capture(
         told.model,
         told.batch_size,

@@ -18,18 +18,24 @@ from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient
 
 
-def read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> Iterator[Any]:
+def read_by_gradients(
+    operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any], *, for_sizes: bool
+) -> Iterator[Any]:
     """Yield the values made by ``operations`` that their gradient functions read.
 
     Args:
       operations: forward operations, in order.
       sources: the tensors that gradients are taken for.
       results: the tensors that gradients come from.
+      for_sizes: also yield values of which only the sizes are read. That is done as soon as they are there, so they are
+        not kept for it.
     """
     made = {id(tensor) for operation in operations for tensor in operation.outputs if operation.type != "Const"}
     for operation, wanted in _differentiated(operations, sources, results):
         for place, tensor in enumerate(operation.inputs):
-            if id(tensor) in made and _gradient_reads(operation, place, wanted):
+            if id(tensor) not in made:
+                continue
+            if _gradient_reads(operation, place, wanted) or (for_sizes and _reads_sizes(operation, place, wanted)):
                 yield tensor
         told = READS_OUTPUT_FOR.get(operation.type)
         if operation.type in READS_OUTPUT or (told is not None and wanted[told]):
@@ -54,8 +60,11 @@ def _gradient_reads(operation: Any, place: int, wanted: Sequence[bool]) -> bool:
     """Whether the gradient function of an operation reads its input ``place``."""
     if operation.type in READS_OTHER_INPUTS and any(each for other, each in enumerate(wanted) if other != place):
         return True
-    if operation.type in READS_INPUT and wanted[place]:
-        return True
+    return operation.type in READS_INPUT and wanted[place]
+
+
+def _reads_sizes(operation: Any, place: int, wanted: Sequence[bool]) -> bool:
+    """Whether the gradient function of an operation reads the sizes of its input ``place``, when the step runs."""
     if operation.type == READS_SIZES_OF_INPUT:
         return wanted[place] and not operation.inputs[place].shape.is_fully_defined()
     biased = operation.type in ADDITIONS and operation.inputs[place].op.type == BIAS

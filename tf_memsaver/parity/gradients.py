@@ -16,13 +16,13 @@ from tf_memsaver.parity.grappler import (
     ELEMENT_BY_ELEMENT,
     KEPT_IDENTITY,
     KERNEL_GRADIENTS,
-    OF_SIZES_OF_THEIR_OWN,
     PASSED_STRAIGHT,
     STAYING_IDENTITIES,
 )
 from tf_memsaver.parity.names import plain_name
+from tf_memsaver.parity.symbols import makes_symbols
 from tf_memsaver.tfgraph.emission import ends_segment
-from tf_memsaver.tfgraph.operations import has_custom_gradient, is_loop
+from tf_memsaver.tfgraph.operations import has_custom_gradient
 
 _ARRIVED, READY, _TERM = "arrived", "ready", "term"
 """Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
@@ -122,7 +122,7 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
         known = tensor.dtype != tf.variant and tensor.shape.is_fully_defined()
         if known or id(operation) in seen or place_of(operation) < start:
             continue
-        if _makes_symbols(operation):
+        if makes_symbols(operation):
             return True
         if operation.type == "IdentityN":
             pending.append(operation.inputs[tensor.value_index])
@@ -131,12 +131,6 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
         if operation.type == "Reshape" or not any(map(is_of_shapes, operation.inputs)):
             pending += operation.inputs
     return False
-
-
-def _makes_symbols(operation: tf.Operation) -> bool:
-    if operation.type == "Reshape":
-        return bool(operation.inputs[1].op.type == "Const")
-    return is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
 
 
 def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
@@ -14,6 +15,9 @@ from tf_memsaver.units import format_bytes
 WORTH_WHILE = 0.03
 """The least share of the plain step's peak that a plan should save."""
 
+_SUM_OF_MANY = 3
+"""How many terms a sum has whose order is part of the result, so that a segment holds all that makes them."""
+
 _MOST = 0.5
 """The share of bytes from which on one operation or one layer is the reason."""
 
@@ -22,6 +26,8 @@ _FIXED = 0.75
 
 _PINNED = 0.25
 """The same for layers that cannot be replayed, of bytes or of layers: what lies between them gains little, either."""
+
+_SUMS = ("Add", "AddN", "AddV2")
 
 _NAMED = 3
 """How many layers are named."""
@@ -43,7 +49,9 @@ _SMALLER_UNITS = {
 
 
 def advice(simulator: Simulator, plan: Plan) -> str:
-    """Return why a plan saves less than ``WORTH_WHILE``, or may not keep its budget, and what to try; or nothing.
+    """Return why a plan saves little, or may not keep its budget, and what to try; or nothing.
+
+    Little is less than ``WORTH_WHILE``, or less than the plan costs (``_costs_more_than_it_saves``).
 
     It also names a recurrent layer that makes most of the peak, since that can be cut along time.
     """
@@ -86,9 +94,11 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
 def _of_savings(simulator: Simulator, plan: Plan) -> str:
     request, replays, plain_peak_bytes = plan.request, plan.recomputed_units, plan.plain_peak_bytes
     saved = 1 - plan.peak_bytes / plain_peak_bytes if plain_peak_bytes else 0.0
-    if replays and saved >= WORTH_WHILE:
+    if replays and saved >= WORTH_WHILE and not _costs_more_than_it_saves(plan):
         return ""
-    did = f"saves {max(saved, 0.0):.1%} of the peak" if replays else "recomputes nothing, so it saves no memory"
+    did = "recomputes nothing, so it saves no memory"
+    if replays:
+        did = f"saves {max(saved, 0.0):.1%} of the peak, for a step that takes {plan.step_overhead:.0%} longer"
     if request.strategy == "plain":
         return f"the plan {did}: strategy='plain' asks for that"
     if request.budget_bytes is not None and plain_peak_bytes <= request.budget_bytes:
@@ -104,6 +114,16 @@ def _of_savings(simulator: Simulator, plan: Plan) -> str:
     if graph.note:
         reasons = (*reasons, f"the plan is {graph.note}")
     return f"the plan {did}. {'. '.join(reason[:1].upper() + reason[1:] for reason in reasons)}.{what_next}"
+
+
+def _costs_more_than_it_saves(plan: Plan) -> bool:
+    """Whether the product of a plan's peak and step time is not below the plain step's.
+
+    Then a smaller batch would do as well: it takes less memory in the same proportion as less time. A budget, or a
+    strategy other than the default, tells what is to be saved, whatever it costs.
+    """
+    is_free = plan.request.strategy == Request().strategy and plan.request.budget_bytes is None
+    return is_free and plan.peak_bytes * (1 + plan.step_overhead) >= plan.plain_peak_bytes
 
 
 def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> list[tuple[str, str]]:
@@ -179,7 +199,29 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
         return
     inner = [position for position in range(1, len(graph.units)) if position not in graph.joined]
     if len(inner) < len(graph.units) / 2:
-        yield "between most layers no segment may end, since a cut would change the rounding of a sum", remedy
+        places = f"segments may end at {len(inner)} of {len(graph.units) - 1} places between layers"
+        terms = _terms_of_the_longest_sum(graph)
+        if terms >= _SUM_OF_MANY:
+            yield (
+                f"{places}, since {terms} tensors are added up, and a cut between the layers that make them would "
+                f"change the rounding of that sum",
+                "an activation after each term of the sum (it changes the model; then the layers between two terms can "
+                "be replayed)",
+            )
+        else:
+            yield f"{places}, since a cut elsewhere would change the rounding of a sum", remedy
+
+
+def _terms_of_the_longest_sum(graph: Graph) -> int:
+    """Return how many terms the largest sum of the forward pass has: one that only a sum reads is part of that."""
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    readers = Counter(value for op in forward for value in op.inputs)
+    terms: dict[int, int] = {}
+    for op in forward:
+        if op.type in _SUMS:
+            count = sum(terms.get(value, 1) if readers[value] == 1 else 1 for value in op.inputs)
+            terms.update(dict.fromkeys(op.outputs, count))
+    return max(terms.values(), default=0)
 
 
 def _by_the_request(request: Request) -> Iterator[tuple[str, str]]:
