@@ -66,6 +66,16 @@ def hard_swishes() -> Any:
     return model_of(inputs, layers.GlobalAveragePooling1D(name="pool")(x))
 
 
+def test_a_sum_of_gradients_has_the_sizes_of_any_of_its_terms() -> None:
+    # One of them comes of a Dense on sequences, whose gradient has a size of its own, the other passes an addition.
+    x = inputs = keras.Input((6, 8))
+    x = layers.Activation("hard_silu", name="swish")(layers.Dense(8, name="front")(x))
+    x = layers.Add(name="add")([x, layers.Dense(8, name="inner")(layers.LayerNormalization(name="norm")(x))])
+    model = model_of(inputs, layers.Dense(8, "relu", name="behind")(layers.GlobalAveragePooling1D(name="pool")(x)))
+    optimized = optimized_by_hand(model, ("front", "swish"), ("norm", "inner"))
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
+
+
 def swishes() -> Any:
     """Two of them are the first, on two branches."""
     inputs = keras.Input((6, 6, 8))

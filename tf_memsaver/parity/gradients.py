@@ -109,28 +109,40 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
 def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
     """Whether a gradient for an output of a first run has its sizes from what gives them new symbols.
 
-    These are loops, dilated convolutions, and a ``Reshape`` to a constant shape, with a -1. What is given another shape
-    has its sizes from that, but for a ``Reshape``. An output of known sizes, or that no product is made of, has none.
+    An output of known sizes, or that no product is made of, has no such gradient.
     """
     if _read_by_products(first) is None:
         return False
     start = place_of(first.op) if first.graph is gradient.graph else 0
-    pending, seen = [gradient], set[int]()
+    own: dict[int, bool] = {}
+    pending = [gradient]
     while pending:
-        tensor = pending.pop()
-        operation = tensor.op
-        known = tensor.dtype != tf.variant and tensor.shape.is_fully_defined()
-        if known or id(operation) in seen or place_of(operation) < start:
+        tensor = pending[-1]
+        is_later = place_of(tensor.op) >= start and not (tensor.dtype != tf.variant and tensor.shape.is_fully_defined())
+        sources = _sources_of_sizes(tensor) if is_later else ()
+        unknown = [each for each in sources if id(each) not in own]
+        # A sum tells graph optimisation that the sizes of its terms are equal: one that is known is enough.
+        decides = tensor.op.type != "AddN"
+        if is_later and makes_symbols(tensor.op):
+            own[id(tensor)] = True
+        elif any(own.get(id(each)) is decides for each in sources):
+            own[id(tensor)] = decides
+        elif not unknown:
+            own[id(tensor)] = bool(sources) and not decides
+        else:
+            pending.append(unknown[0])
             continue
-        if makes_symbols(operation):
-            return True
-        if operation.type == "IdentityN":
-            pending.append(operation.inputs[tensor.value_index])
-            continue
-        seen.add(id(operation))
-        if operation.type == "Reshape" or not any(map(is_of_shapes, operation.inputs)):
-            pending += operation.inputs
-    return False
+        pending.pop()
+    return own[id(gradient)]
+
+
+def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Return what a tensor has its sizes from; for what is given a shape that is nothing, but for a ``Reshape``."""
+    operation = tensor.op
+    if operation.type == "IdentityN":
+        return (operation.inputs[tensor.value_index],)
+    given = operation.type != "Reshape" and any(map(is_of_shapes, operation.inputs))
+    return () if given else tuple(operation.inputs)
 
 
 def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:

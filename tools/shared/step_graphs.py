@@ -3,7 +3,8 @@
 Equal numbers can be chance, and different ones do not say where they come from. Here the graphs of two steps are
 compared, as they run: after TensorFlow's graph optimizer. What is written to each variable is an expression of
 operations and constants; two steps leave the same bits if all expressions are equal, but for where a sum of three
-terms begins and for what oneDNN joins. Names, control dependencies, sizes and what changes nothing do not count.
+terms begins and for what oneDNN joins. A power of two that stands at another factor is a difference here, though it
+rounds nothing. Names, control dependencies, sizes and what changes nothing do not count.
 """
 
 from __future__ import annotations
