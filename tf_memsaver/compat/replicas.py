@@ -1,23 +1,29 @@
-"""Code of a training step that is traced outside of ``Strategy.run``, as one replica would run it.
+"""Replicas of tf.distribute: code traced outside of ``Strategy.run`` as one of them runs it, and their variables.
 
-Read from TensorFlow 2.21: ``tensorflow/python/distribute/distribute_lib.py`` (``ReplicaContextBase``).
+Read from TensorFlow 2.21: ``tensorflow/python/distribute/distribute_lib.py`` (``ReplicaContextBase``), ``values.py``
+(``DistributedVariable``), ``distribute_utils.py`` and ``values_util.py`` beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
+from tensorflow.python.distribute.distribute_utils import value_container
+from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
+
+from tf_memsaver.errors import UnsupportedModelError
 
 
 @contextlib.contextmanager
-def in_one_replica(strategy: Any = None) -> Iterator[None]:
+def in_one_replica(strategy: Any = None, kind: Any = tf.distribute.ReplicaContext) -> Iterator[None]:
     """Run what follows, in the current graph, as the first replica of a tf.distribute strategy, here the current one.
 
     There ``GradientTape.gradient`` and an optimizer's ``apply_gradients`` may be called. Sums over all replicas are
-    of what this one has, and updates go to the variables of all of them. Without a strategy nothing changes.
+    of what this one has, and updates go to the variables of all of them. Without a strategy nothing changes. ``kind``
+    is the class of the replica's context.
     """
     strategy = strategy or tf.distribute.get_strategy()
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
@@ -29,5 +35,48 @@ def in_one_replica(strategy: Any = None) -> Iterator[None]:
         if tf.distribute.in_cross_replica_context():
             # Sums are made on the devices of what is summed.
             stack.enter_context(tf.device(strategy.extended.worker_devices[0]))
-            stack.enter_context(tf.distribute.ReplicaContext(strategy, 0))
+            stack.enter_context(kind(strategy, 0))
         yield
+
+
+class AnyReplica(tf.distribute.ReplicaContext):
+    """A replica that stands for all of them, so that what it runs may depend neither on its number nor on the others.
+
+    Raises:
+      UnsupportedModelError: it does.
+    """
+
+    def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise _depends_on_replica()
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> NoReturn:
+        raise _depends_on_replica()
+
+    def all_gather(self, value: Any, axis: Any, options: Any = None) -> NoReturn:
+        raise _depends_on_replica()
+
+    @property
+    def replica_id_in_sync_group(self) -> NoReturn:
+        raise _depends_on_replica()
+
+
+def _depends_on_replica() -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "its call exchanges values with the other replicas (as BatchNormalization(synchronized=True) does), or asks "
+        "which replica it runs in. A plan of operations cannot do so: make the plan with granularity='layer'."
+    )
+
+
+def of_this_replica(variable: Any) -> Any:
+    """Return this replica's copy of a variable, of which another replica's is given; the first's, outside of replicas.
+
+    A variable of no strategy is returned as it is.
+    """
+    whole = of_all_replicas(variable)
+    return variable if whole is None else whole.values[get_current_replica_id_as_int() or 0]
+
+
+def of_all_replicas(variable: Any) -> Any | None:
+    """Return the variable of a strategy that a copy belongs to, or None."""
+    whole = value_container(variable)
+    return whole if isinstance(whole, tf.distribute.DistributedValues) else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training, keras_variables
 from tf_memsaver.compat.released import release
+from tf_memsaver.compat.replicas import AnyReplica, in_one_replica
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.parity.scopes import unscoped_operations
@@ -43,7 +45,7 @@ class ModelFunction:
 
         def traced(*flat: Any) -> dict[str, list[Any]]:
             nonlocal unscoped
-            with unscoped_operations() as unscoped:
+            with self.replica(model), unscoped_operations() as unscoped:
                 outputs = self.called(model, pack_inputs(model, list(flat)))
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
@@ -80,6 +82,15 @@ class ModelFunction:
     def segments(self, planned: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return a plan's segments over the calls of this trace."""
         return tuple(planned)
+
+    @contextlib.contextmanager
+    def replica(self, model: Any) -> Iterator[None]:
+        """Trace what follows as any replica of the model's strategy runs it, on its own variables."""
+        with (
+            in_one_replica(model.distribute_strategy, AnyReplica),
+            keras_variables.read_as_local(model.variables),
+        ):
+            yield
 
     def called(self, model: Any, inputs: Any) -> Any:
         """Return what ``model`` makes of ``inputs`` in training."""

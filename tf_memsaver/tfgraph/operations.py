@@ -23,10 +23,10 @@ FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _LOOPS = frozenset({"StatelessWhile", "While"})
 _CALLS = FUNCTION_CALLS | _LOOPS | {"If", "StatelessIf"}
 
-ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
-"""Operations that set a variable."""
+ASSIGNMENTS = {"AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "AssignVariableOp": "assign"}
+"""Operations that set a variable, and the variable's methods that make them."""
 
-_NO_REPLAY_STATE = ASSIGNMENTS.union(
+_NO_REPLAY_STATE = frozenset(ASSIGNMENTS).union(
     {
         "Assert",
         "ReadVariableOp",
