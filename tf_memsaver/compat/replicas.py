@@ -11,19 +11,34 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from tensorflow.python.distribute.distribute_utils import value_container
+from tensorflow.python.distribute.distribute_utils import regroup, select_replica, value_container
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 
 from tf_memsaver.errors import UnsupportedModelError
 
 
+class FirstReplica(tf.distribute.ReplicaContext):
+    """The first replica, where no other one is traced: what they would bring to a merge are placeholders."""
+
+    def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what the first replica gets of a merge."""
+        count = len(self._strategy.extended.worker_devices)
+        given = args, kwargs or {}
+        all_given = regroup((given, *(tf.nest.map_structure(_like, given) for _ in range(count - 1))))
+        return select_replica(0, super().merge_call(merge_fn, *all_given))
+
+
+def _like(value: Any) -> Any:
+    return tf.compat.v1.placeholder(value.dtype, value.shape) if tf.is_symbolic_tensor(value) else value
+
+
 @contextlib.contextmanager
-def in_one_replica(strategy: Any = None, kind: Any = tf.distribute.ReplicaContext) -> Iterator[None]:
+def in_one_replica(strategy: Any = None, kind: Any = FirstReplica) -> Iterator[None]:
     """Run what follows, in the current graph, as the first replica of a tf.distribute strategy, here the current one.
 
     There ``GradientTape.gradient`` and an optimizer's ``apply_gradients`` may be called. Sums over all replicas are
-    of what this one has, and updates go to the variables of all of them. Without a strategy nothing changes. ``kind``
-    is the class of the replica's context.
+    traced with placeholders for what the others have, and updates go to the variables of all of them
+    (``other_devices``). Without a strategy nothing changes. ``kind`` is the class of the replica's context.
     """
     strategy = strategy or tf.distribute.get_strategy()
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
@@ -37,6 +52,11 @@ def in_one_replica(strategy: Any = None, kind: Any = tf.distribute.ReplicaContex
             stack.enter_context(tf.device(strategy.extended.worker_devices[0]))
             stack.enter_context(kind(strategy, 0))
         yield
+
+
+def other_devices(strategy: Any) -> frozenset[str]:
+    """Return the devices of the replicas other than the first, as operations name them."""
+    return frozenset(strategy.extended.worker_devices[1:])
 
 
 class AnyReplica(tf.distribute.ReplicaContext):
