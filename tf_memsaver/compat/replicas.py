@@ -56,7 +56,7 @@ def in_one_replica(strategy: Any = None, kind: Any = FirstReplica) -> Iterator[N
 
 def other_devices(strategy: Any) -> frozenset[str]:
     """Return the devices of the replicas other than the first, as operations name them."""
-    return frozenset(strategy.extended.worker_devices[1:])
+    return frozenset(strategy.extended.worker_devices[1:]) if strategy.num_replicas_in_sync > 1 else frozenset()
 
 
 class AnyReplica(tf.distribute.ReplicaContext):

@@ -69,15 +69,17 @@ def is_handed_through(body: Any, index: int) -> bool:
     return _shared(body.outputs[index]) is body.inputs[index]
 
 
-def most_live(body: Any, bytes_of: Callable[[Any], int], takes_over: Callable[[Any], Sequence[int]]) -> int:
+def most_live(
+    body: Any, operations: Sequence[Any], bytes_of: Callable[[Any], int], takes_over: Callable[[Any], Sequence[int]]
+) -> int:
     """Return the most bytes that are live while one step of a loop runs, beside what the loop is given and returns.
 
     Args:
-      body: the graph of a step, whose operations run in the order in which they were traced.
+      body: the graph of a step.
+      operations: those of it that count, which run in the order in which they were traced.
       bytes_of: the bytes of a tensor.
       takes_over: the places of the inputs whose buffer an operation's result may take over.
     """
-    operations = body.get_operations()
     last: dict[int, int] = {}
     for place, operation in enumerate(operations):
         for tensor in (*operation.inputs, *operation.outputs):

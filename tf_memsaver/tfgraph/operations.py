@@ -177,19 +177,27 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
         kernels = dataclasses.replace(kernels, compiled=True)
     times = trip_count(operation) or 1
     flops = matrix_flops = workspace = 0
-    for body in bodies:
-        for inner in body.get_operations():
+    here = [list(_on_device_of(operation, body)) for body in bodies]
+    for body, inside in zip(bodies, here, strict=True):
+        for inner in inside:
             more, more_matrix, scratch = costs_of(inner, spec_of(inner, kernels), body)
             flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
             workspace = max(workspace, scratch)
     if operation.type not in FUNCTION_CALLS:
         # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given and returns.
         alive = (
-            most_live(body, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
-            for body in bodies
+            most_live(body, inside, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
+            for body, inside in zip(bodies, here, strict=True)
         )
         workspace += sum(alive) if is_loop(operation) else max(alive)
     return flops, matrix_flops, workspace
+
+
+def _on_device_of(call: Any, body: Any) -> Iterator[Any]:
+    """Yield the operations of a function that run on the device of its call; those of other replicas do not."""
+    for inner in body.get_operations():
+        if not (call.device and inner.device and inner.device != call.device):
+            yield inner
 
 
 def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:
