@@ -15,13 +15,14 @@ from tf_memsaver.compat import graphs
 from tf_memsaver.compat.onednn import has_onednn_for
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
-from tf_memsaver.tfgraph.loops import added_by_step, most_live
+from tf_memsaver.tfgraph.loops import added_by_step, most_live, shared
 
 FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
 
 _LOOPS = frozenset({"StatelessWhile", "While"})
-_CALLS = FUNCTION_CALLS | _LOOPS | {"If", "StatelessIf"}
+_BRANCHES = frozenset({"If", "StatelessIf"})
+_CALLS = FUNCTION_CALLS | _LOOPS | _BRANCHES
 
 ASSIGNMENTS = {"AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "AssignVariableOp": "assign"}
 """Operations that set a variable, and the variable's methods that make them."""
@@ -185,8 +186,15 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
             workspace = max(workspace, scratch)
     if operation.type not in FUNCTION_CALLS:
         # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given and returns.
+        ending = _read_last(operation, graph)
         alive = (
-            most_live(body, inside, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
+            most_live(
+                body,
+                inside,
+                tensor_bytes,
+                lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)),
+                [body.inputs[place] for place in ending],
+            )
             for body, inside in zip(bodies, here, strict=True)
         )
         workspace += sum(alive) if is_loop(operation) else max(alive)
@@ -198,6 +206,20 @@ def _on_device_of(call: Any, body: Any) -> Iterator[Any]:
     for inner in body.get_operations():
         if not (call.device and inner.device and inner.device != call.device):
             yield inner
+
+
+def _read_last(branch: Any, graph: Any) -> list[int]:
+    """Return which inputs of a branch's functions nobody reads afterwards; TensorFlow runs a branch inlined."""
+    if branch.type not in _BRANCHES:
+        return []
+    operations = graph.get_operations()
+    after = next(place for place, each in enumerate(operations) if each is branch) + 1
+    wanted = {id(shared(tensor)) for each in operations[after:] for tensor in each.inputs}
+    wanted |= {id(shared(tensor)) for tensor in getattr(graph, "outputs", ())}
+    made = [shared(tensor) for tensor in branch.inputs[1:]]
+    return [
+        place for place, each in enumerate(made) if each.op.type not in ("Const", "Placeholder") and id(each) not in wanted
+    ]
 
 
 def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:
