@@ -29,6 +29,8 @@ class FirstReplica(tf.distribute.ReplicaContext):
 
 
 def _like(value: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(_like(value.values), _like(value.indices), value.dense_shape)
     return tf.compat.v1.placeholder(value.dtype, value.shape) if tf.is_symbolic_tensor(value) else value
 
 
@@ -67,16 +69,20 @@ class AnyReplica(tf.distribute.ReplicaContext):
     """
 
     def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refuse it."""
         raise _depends_on_replica()
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> NoReturn:
+        """Refuse it."""
         raise _depends_on_replica()
 
     def all_gather(self, value: Any, axis: Any, options: Any = None) -> NoReturn:
+        """Refuse it."""
         raise _depends_on_replica()
 
     @property
     def replica_id_in_sync_group(self) -> NoReturn:
+        """Refuse it."""
         raise _depends_on_replica()
 
 

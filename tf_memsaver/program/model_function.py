@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -45,7 +45,8 @@ class ModelFunction:
 
         def traced(*flat: Any) -> dict[str, list[Any]]:
             nonlocal unscoped
-            with self.replica(model), unscoped_operations() as unscoped:
+            local = keras_variables.read_as_local(model.variables)
+            with self.replica(model), local, unscoped_operations() as unscoped:
                 outputs = self.called(model, pack_inputs(model, list(flat)))
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
@@ -83,14 +84,9 @@ class ModelFunction:
         """Return a plan's segments over the calls of this trace."""
         return tuple(planned)
 
-    @contextlib.contextmanager
-    def replica(self, model: Any) -> Iterator[None]:
-        """Trace what follows as any replica of the model's strategy runs it, on its own variables."""
-        with (
-            in_one_replica(model.distribute_strategy, AnyReplica),
-            keras_variables.read_as_local(model.variables),
-        ):
-            yield
+    def replica(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Return what has the call traced as any replica of the model's strategy runs it."""
+        return in_one_replica(model.distribute_strategy, AnyReplica)
 
     def called(self, model: Any, inputs: Any) -> Any:
         """Return what ``model`` makes of ``inputs`` in training."""
