@@ -11,12 +11,16 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tools.shared import memory
 
 LENGTH, WIDTH, STEPS = 12, 16, 8
 
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(1e-2),
+    "clipped": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=1.0),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-3)),
+    "sgd": lambda: keras.optimizers.SGD(0.01),
 }
 
 
@@ -76,6 +80,30 @@ def functional() -> Any:
         y = layers.Dense(WIDTH)(layers.Dropout(0.2)(y))
         x = layers.LayerNormalization()(layers.Add()([x, y]))
     return keras.Model(inputs, layers.Dense(3)(Meter()(x)))
+
+
+def wide(optimizer: str) -> Any:
+    """Return a compiled model of large weights and small activations."""
+    inputs = x = keras.Input((512,))
+    for _ in range(4):
+        x = layers.Dense(1024, activation="relu")(x)
+    model = keras.Model(inputs, layers.Dense(8)(x))
+    model.compile(OPTIMIZERS[optimizer](), "mse", jit_compile=False)
+    return model
+
+
+class Peaks(keras.callbacks.Callback):
+    """Notes the most bytes in use in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        memory.reset_peak()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.found.append(memory.peak())
 
 
 def batches(size: int) -> Any:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from absl import logging
 from keras import layers
 
 import tf_memsaver
+from tf_memsaver.errors import UnsupportedModelError
 from tools.shared.models import small as models
 from tools.shared.processes import run_code
 
@@ -39,19 +38,79 @@ def in_replicas(code: str, *arguments: Any) -> str:
     return str(done.stdout + done.stderr)
 
 
-@pytest.mark.parametrize("granularity", ["op", "auto", "layer"])
 @pytest.mark.parametrize(("build", "optimizer"), [("functional", "adam"), ("own_call", "momentum")])
-def test_eight_steps_of_fit_are_the_plain_ones(build: str, optimizer: str, granularity: str) -> None:
+def test_eight_steps_of_fit_are_the_plain_ones(build: str, optimizer: str) -> None:
     """Losses, and the weights, state and slots of both replicas, all of which change."""
     code = """
-    build, optimizer, granularity = sys.argv[1:]
+    build, optimizer = sys.argv[1:]
     plain = replicas.fitted(strategy, build, optimizer)
-    ours = replicas.fitted(strategy, build, optimizer, granularity)
-    assert plain.losses == ours.losses
-    assert plain.final.keys() == ours.final.keys()
-    different = [name for name in plain.final if plain.final[name] != ours.final[name]]
-    assert not different, different
     unchanged = [name for name in plain.final if plain.final[name] == plain.start.get(name)]
-    assert all("learning_rate" in name or "momentum_0" in name for name in unchanged), unchanged
+    assert all("learning_rate" in name for name in unchanged), unchanged
+    for granularity in ("op", "auto", "layer"):
+        ours = replicas.fitted(strategy, build, optimizer, granularity)
+        assert plain.losses == ours.losses
+        assert plain.final.keys() == ours.final.keys()
+        different = [name for name in plain.final if plain.final[name] != ours.final[name]]
+        assert not different, (granularity, different)
     """
-    in_replicas(code, build, optimizer, granularity)
+    in_replicas(code, build, optimizer)
+
+
+def test_what_the_update_takes_is_predicted() -> None:
+    """The weights are all that takes memory: sums over the replicas, and slots. Both devices have one allocator.
+
+    So half of what that counts is a replica's. Threads decide how many weights are updated at once: 15% either way.
+    """
+    code = """
+    import numpy as np
+    for name in ("sgd", "momentum", "adam", "scaled", "clipped"):
+        with strategy.scope():
+            before = memory.live()
+            model = replicas.wide(name)
+            predicted = tf_memsaver.estimate(model, batch_size=2).peak_bytes
+        peaks = replicas.Peaks()
+        x = np.ones((24, 512), "float32")
+        model.fit(x, x[:, :8], batch_size=4, verbose=0, callbacks=[peaks])
+        assert memory.live("CPU:0") == memory.live("CPU:1")
+        measured = (np.median(peaks.found[1:]) - before) / 2
+        print(name, predicted / 2**20, measured / 2**20)
+        assert 0.85 < predicted / measured < 1.15, (name, predicted, measured)
+        del model
+        keras.backend.clear_session()
+    """
+    print(in_replicas(code))
+
+
+def small(layer: Any) -> Any:
+    inputs = keras.Input((8,))
+    x = layers.Dense(16, activation="gelu")(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dense(16, activation="gelu")(layer(x))))
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+class AsksWhichReplica(layers.Layer):
+    def call(self, x: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        return x + tf.cast(0 if context is None else context.replica_id_in_sync_group, x.dtype)
+
+
+@pytest.mark.parametrize("layer", [lambda: layers.BatchNormalization(synchronized=True), AsksWhichReplica])
+def test_what_depends_on_the_replica_is_planned_by_layers(layer: Any) -> None:
+    """The operations are copied for each replica: a sum over all, or a replica's number, would be lost."""
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = small(layer())
+        with pytest.raises(UnsupportedModelError, match="other replicas.*which replica.*granularity='layer'"):
+            tf_memsaver.search_plan(model, batch_size=4, granularity="op")
+        assert tf_memsaver.search_plan(model, batch_size=4, granularity="layer").opened == ()
+
+
+def test_a_distribution_of_keras_is_said_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    distribution = keras.distribution.DataParallel(devices=["cpu:0"])
+    with distribution.scope():
+        model = models.chain()
+        assert not isinstance(model.variables[0].value, tf.distribute.DistributedValues)
+        for _ in range(2):
+            tf_memsaver.search_plan(model, batch_size=4)
+    said = [each.getMessage() for each in caplog.records if "keras.distribution" in each.getMessage()]
+    assert len(said) == 1 and "DataParallel" in said[0] and "MirroredStrategy" in said[0]

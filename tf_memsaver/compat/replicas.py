@@ -7,7 +7,7 @@ Read from TensorFlow 2.21: ``tensorflow/python/distribute/distribute_lib.py`` (`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -22,16 +22,24 @@ class FirstReplica(tf.distribute.ReplicaContext):
 
     def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the first replica gets of a merge."""
-        count = len(self._strategy.extended.worker_devices)
+        mine, *others = self._strategy.extended.worker_devices
         given = args, kwargs or {}
-        all_given = regroup((given, *(tf.nest.map_structure(_like, given) for _ in range(count - 1))))
-        return select_replica(0, super().merge_call(merge_fn, *all_given))
+        # A merge goes by the devices of what it is given.
+        brought = [_each_tensor(given, tf.identity, mine)]
+        brought += [_each_tensor(given, lambda t: tf.compat.v1.placeholder(t.dtype, t.shape), each) for each in others]
+        return select_replica(0, super().merge_call(merge_fn, *regroup(tuple(brought))))
 
 
-def _like(value: Any) -> Any:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_like(value.values), _like(value.indices), value.dense_shape)
-    return tf.compat.v1.placeholder(value.dtype, value.shape) if tf.is_symbolic_tensor(value) else value
+def _each_tensor(structure: Any, make: Callable[[Any], Any], device: str) -> Any:
+    """Return a structure with what is made on a device of each symbolic tensor in it."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(made(value.values), made(value.indices), value.dense_shape)
+        return make(value) if tf.is_symbolic_tensor(value) else value
+
+    with tf.device(device):
+        return tf.nest.map_structure(made, structure)
 
 
 @contextlib.contextmanager

@@ -187,14 +187,13 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
     if operation.type not in FUNCTION_CALLS:
         # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given and returns.
         ending = _read_last(operation, graph)
+
+        def takes_over(inner: Any) -> Sequence[int]:
+            # Threads run a branch's operations beside one another, which takes about what taking over saves.
+            return rules.overwritable_inputs(spec_of(inner, kernels)) if is_loop(operation) else ()
+
         alive = (
-            most_live(
-                body,
-                inside,
-                tensor_bytes,
-                lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)),
-                [body.inputs[place] for place in ending],
-            )
+            most_live(body, inside, tensor_bytes, takes_over, [body.inputs[place] for place in ending])
             for body, inside in zip(bodies, here, strict=True)
         )
         workspace += sum(alive) if is_loop(operation) else max(alive)
