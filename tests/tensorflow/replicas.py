@@ -24,6 +24,7 @@ OPTIMIZERS = {
 }
 
 
+@keras.saving.register_keras_serializable()
 class Meter(layers.Layer):
     """Notes a mean on which all replicas agree."""
 
