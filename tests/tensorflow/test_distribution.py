@@ -73,12 +73,11 @@ def test_what_the_update_takes_is_predicted() -> None:
         model.fit(x, x[:, :8], batch_size=4, verbose=0, callbacks=[peaks])
         assert memory.live("CPU:0") == memory.live("CPU:1")
         measured = (np.median(peaks.found[1:]) - before) / 2
-        print(name, predicted / 2**20, measured / 2**20)
         assert 0.85 < predicted / measured < 1.15, (name, predicted, measured)
         del model
         keras.backend.clear_session()
     """
-    print(in_replicas(code))
+    in_replicas(code)
 
 
 def small(layer: Any) -> Any:
@@ -100,9 +99,17 @@ def test_what_depends_on_the_replica_is_planned_by_layers(layer: Any) -> None:
     """The operations are copied for each replica: a sum over all, or a replica's number, would be lost."""
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         model = small(layer())
-        with pytest.raises(UnsupportedModelError, match="other replicas.*which replica.*granularity='layer'"):
+        with pytest.raises(UnsupportedModelError, match=r"other replicas.*which replica.*granularity='layer'"):
             tf_memsaver.search_plan(model, batch_size=4, granularity="op")
         assert tf_memsaver.search_plan(model, batch_size=4, granularity="layer").opened == ()
+
+
+def test_real_steps_are_not_run_on_one_device_instead() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = small(layers.Dropout(0.1))
+        optimized = tf_memsaver.optimize(model, batch_size=4)
+        with pytest.raises(UnsupportedModelError, match=r"tf\.distribute strategy.*one device.*without the strategy"):
+            tf_memsaver.verify(model, optimized, batch_size=4)
 
 
 def test_a_distribution_of_keras_is_said_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -60,8 +60,8 @@ def _warn_of_distribution() -> None:
     if distribution is not None and distribution not in _WARNED:
         _WARNED.add(distribution)
         logging.warning(
-            "keras.distribution is set to %s, which Keras's TensorFlow backend ignores: the model trains on one device, "
-            "on whole batches, and is planned so. To use several devices, make the model under "
+            "keras.distribution is set to %s, which Keras's TensorFlow backend ignores: the model trains, and is "
+            "planned, on one device, with whole batches. To use several devices, make the model under "
             "tf.distribute.MirroredStrategy().",
             type(distribution).__name__,
         )

@@ -217,7 +217,9 @@ def _read_last(branch: Any, graph: Any) -> list[int]:
     wanted |= {id(shared(tensor)) for tensor in getattr(graph, "outputs", ())}
     made = [shared(tensor) for tensor in branch.inputs[1:]]
     return [
-        place for place, each in enumerate(made) if each.op.type not in ("Const", "Placeholder") and id(each) not in wanted
+        place
+        for place, each in enumerate(made)
+        if each.op.type not in ("Const", "Placeholder") and id(each) not in wanted
     ]
 
 
