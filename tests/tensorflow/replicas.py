@@ -49,6 +49,17 @@ class Attention(layers.Layer):
         return self.drop(self.attend(x, x), training=training)
 
 
+class Alone(layers.Layer):
+    """A layer that somebody made of one of Keras's own and a product."""
+
+    def __init__(self, layer: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.layer, self.dense = layer, layers.Dense(16, activation="gelu")
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.dense(self.layer(x))
+
+
 class OwnCall(keras.Model):
     """Blocks with the sums around them in ``call``."""
 
@@ -81,6 +92,14 @@ def functional() -> Any:
         y = layers.Dense(WIDTH)(layers.Dropout(0.2)(y))
         x = layers.LayerNormalization()(layers.Add()([x, y]))
     return keras.Model(inputs, layers.Dense(3)(Meter()(x)))
+
+
+def synchronized() -> Any:
+    inputs = x = keras.Input((LENGTH, WIDTH))
+    for _ in range(2):
+        y = layers.BatchNormalization(synchronized=True)(layers.Dense(2 * WIDTH, activation="gelu")(x))
+        x = layers.Add()([x, layers.Dense(WIDTH)(layers.Dropout(0.2)(y))])
+    return keras.Model(inputs, layers.Dense(3)(x))
 
 
 def wide(optimizer: str) -> Any:

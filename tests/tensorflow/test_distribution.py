@@ -5,6 +5,7 @@ A process has its devices from its first operation on, so each test has a proces
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tests.tensorflow import replicas
 from tf_memsaver.errors import UnsupportedModelError
 from tools.shared.models import small as models
 from tools.shared.processes import run_code
@@ -97,11 +99,23 @@ class AsksWhichReplica(layers.Layer):
 @pytest.mark.parametrize("layer", [lambda: layers.BatchNormalization(synchronized=True), AsksWhichReplica])
 def test_what_depends_on_the_replica_is_planned_by_layers(layer: Any) -> None:
     """The operations are copied for each replica: a sum over all, or a replica's number, would be lost."""
+    reason = r"^(by layers alone: )?a layer exchanges values with the other replicas.*granularity='layer'\.$"
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        model = small(layer())
-        with pytest.raises(UnsupportedModelError, match=r"other replicas.*which replica.*granularity='layer'"):
+        model = small(replicas.Alone(layer()))
+        with pytest.raises(UnsupportedModelError, match=reason):
             tf_memsaver.search_plan(model, batch_size=4, granularity="op")
-        assert tf_memsaver.search_plan(model, batch_size=4, granularity="layer").opened == ()
+        plan = tf_memsaver.search_plan(model, batch_size=4)
+        assert plan.opened == () and re.match(reason, plan.note)
+
+
+def test_a_synchronized_norm_trains_alike() -> None:
+    code = """
+    plain = replicas.fitted(strategy, "synchronized", "adam")
+    ours = replicas.fitted(strategy, "synchronized", "adam", "layer")
+    assert any("batch_normalization" in name for name in ours.model.memsaver_plan.recomputed)
+    assert plain.losses == ours.losses and plain.final == ours.final
+    """
+    in_replicas(code)
 
 
 def test_real_steps_are_not_run_on_one_device_instead() -> None:

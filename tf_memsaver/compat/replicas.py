@@ -1,7 +1,8 @@
 """Replicas of tf.distribute: code traced outside of ``Strategy.run`` as one of them runs it, and their variables.
 
 Read from TensorFlow 2.21: ``tensorflow/python/distribute/distribute_lib.py`` (``ReplicaContextBase``), ``values.py``
-(``DistributedVariable``), ``distribute_utils.py`` and ``values_util.py`` beside it.
+(``DistributedVariable``), ``distribute_utils.py`` and ``values_util.py`` beside it. Read from Keras 3.12 to 3.15:
+``utils/traceback_utils.py``.
 """
 
 from __future__ import annotations
@@ -95,10 +96,13 @@ class AnyReplica(tf.distribute.ReplicaContext):
 
 
 def _depends_on_replica() -> UnsupportedModelError:
-    return UnsupportedModelError(
-        "its call exchanges values with the other replicas (as BatchNormalization(synchronized=True) does), or asks "
+    error = UnsupportedModelError(
+        "a layer exchanges values with the other replicas (as BatchNormalization(synchronized=True) does), or asks "
         "which replica it runs in. A plan of operations cannot do so: make the plan with granularity='layer'."
     )
+    # Keras puts the arguments of a layer's call around what has no such attribute (``utils/traceback_utils.py``).
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+    return error
 
 
 def of_this_replica(variable: Any) -> Any:
