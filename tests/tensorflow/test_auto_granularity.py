@@ -209,11 +209,6 @@ class OwnStep(Residual):
         return super().train_step(data)
 
 
-def under_a_strategy() -> Any:
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        return functional()
-
-
 def compiled_with(**options: Any) -> Any:
     model = functional()
     model.compile("adam", "mse", **options)
@@ -238,7 +233,6 @@ def with_an_own_step() -> Any:
         (not_compiled, "not compiled"),
         (lambda: compiled_with(run_eagerly=True), "eager"),
         (lambda: compiled_with(jit_compile=True), "XLA"),
-        (under_a_strategy, "strategy"),
         (with_an_own_step, "train_step"),
     ],
 )

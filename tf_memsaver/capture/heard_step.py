@@ -24,6 +24,7 @@ from tf_memsaver.capture.step import (
     units_of_code,
 )
 from tf_memsaver.compat import keras_calls, keras_training, keras_variables, tapes
+from tf_memsaver.compat.replicas import other_devices
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.names import Names
@@ -66,7 +67,12 @@ class HeardStep:
           UnsupportedModelError: no tape takes a gradient.
         """
         networks = [(each.start, each.stop) for each in self._program.opened]
-        step = TracedStep(graph=graph, networks=networks, code=units_of_code(self.sequence))
+        step = TracedStep(
+            graph=graph,
+            networks=networks,
+            code=units_of_code(self.sequence),
+            elsewhere=other_devices(self._model.distribute_strategy),
+        )
         known = {id(variable) for _, variable, _ in self.residents()}
         notes = TapeNotes()
 

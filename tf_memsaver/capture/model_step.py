@@ -18,6 +18,7 @@ from tf_memsaver.capture.heard_step import HeardStep
 from tf_memsaver.capture.step import Resident, TracedStep, Weight, residents_of, trace_step
 from tf_memsaver.compat import keras_training, keras_variables
 from tf_memsaver.compat.messages import first_line
+from tf_memsaver.compat.replicas import in_one_replica, other_devices
 from tf_memsaver.compat.unallocated import variables_unallocated
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.options.table import CaptureOptions, Granularity, TimeChunks
@@ -167,8 +168,7 @@ class ModelStep:
         trained = [v for v in model.trainable_variables if keras_variables.is_trained(v)]
         local = [keras_variables.local_variable(v) for v in trained]
         self.weights = [
-            Weight(path=v.path, variable=variable, owner=v, is_distributed=variable is not v.value)
-            for v, variable in zip(trained, local, strict=True)
+            Weight(path=v.path, variable=variable, owner=v) for v, variable in zip(trained, local, strict=True)
         ]
         self._kept = KeptObjects(*keras_training.compiled_parts(model))
         self._stand_in = needs_stand_in(model, batch_size)
@@ -242,7 +242,7 @@ class ModelStep:
           UpdateError: the optimizer fails.
         """
         try:
-            with variables_unallocated():
+            with variables_unallocated(), in_one_replica(self._model.distribute_strategy):
                 self.optimizer.apply_gradients(gradients)
         except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
             raise UpdateError(first_line(error)) from error
@@ -258,7 +258,9 @@ class ModelStep:
 
     def trace(self, graph: Any) -> TracedStep:
         """Trace the step (``step.trace_step``)."""
-        return trace_step(self, graph)
+        step = trace_step(self, graph)
+        step.elsewhere = other_devices(self._model.distribute_strategy)
+        return step
 
     def close(self) -> None:
         """Forget the losses that tracing added to the layers, and put optimizer, losses and metrics back."""

@@ -53,7 +53,7 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
     resources = [(outer, inner) for outer, inner in step.graph.captures if outer.dtype == tf.resource]
     unknown = {id(inner) for outer, inner in resources if id(outer) not in known}
     for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
-        if phase is not Phase.FORWARD or owner is None:
+        if phase is not Phase.FORWARD or owner is None or operation.device in step.elsewhere:
             continue
         if operation.type in FUNCTION_CALLS and any(tensor.dtype == tf.resource for tensor in operation.inputs):
             yield owner, "calls a tf.function that reads variables, which a replay cannot give it"

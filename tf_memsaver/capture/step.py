@@ -32,13 +32,12 @@ from tf_memsaver.program.train_step import Placeholders
 class Weight:
     """Something that is trained: ``variable`` is what a tape watches, ``owner`` what an optimizer takes.
 
-    ``is_distributed`` tells that it belongs to a tf.distribute strategy: ``variable`` is then that of one replica.
+    Under a tf.distribute strategy ``variable`` is that of the first replica.
     """
 
     path: str
     variable: tf.Variable
     owner: Any
-    is_distributed: bool = False
 
 
 Resident = tuple[str, tf.Variable, MemoryKind]
@@ -140,7 +139,8 @@ class TracedStep:
     ``gradient_units[id(t)]`` are the calls that send a gradient to the boundary tensor ``t`` (None is the loss).
     ``passes[i]`` is the number of the tape's pass in which operation ``i`` runs, where there are several.
     ``networks`` are the first and last unit (exclusive) of each call of a network, where there is code in between.
-    ``code`` are the units that are code of the user's, which runs as it stands.
+    ``code`` are the units that are code of the user's, which runs as it stands. ``elsewhere`` are the devices of other
+    replicas: what runs there is no part of the step.
     """
 
     graph: Any
@@ -157,6 +157,7 @@ class TracedStep:
     networks: list[tuple[int, int]] = field(default_factory=list)
     code: set[int] = field(default_factory=set)
     passes: list[int] = field(default_factory=list)
+    elsewhere: frozenset[str] = frozenset()
 
     @cached_property
     def reachable(self) -> set[int]:
@@ -164,8 +165,8 @@ class TracedStep:
 
         An optimizer that accumulates gradients assigns in a branch.
         """
-        stack = [tensor.op for tensor in self.outputs]
-        stack += [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "If", "Resource"))]
+        effects = [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "If", "Resource"))]
+        stack = [*(tensor.op for tensor in self.outputs), *(op for op in effects if op.device not in self.elsewhere)]
         wanted: set[int] = set()
         while stack:
             operation = stack.pop()
@@ -398,8 +399,7 @@ class _Tracer:
 
     def _update(self, gradients: list[tuple[Any, Any]]) -> None:
         self._step.outputs = [self._step.loss]
-        # The update of a tf.distribute strategy's variables runs on all devices, of which this step is one.
-        if self._source.optimizer is None or any(weight.is_distributed for weight in self._trained.values()):
+        if self._source.optimizer is None:
             self._step.outputs += self._step.weight_gradients
         else:
             self._source.update(gradients)

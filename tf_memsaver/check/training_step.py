@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.keras_variables import is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
+from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options.table import Mode
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
@@ -111,10 +112,18 @@ class TrainingStep(RunnableStep):
         Without ``gradients`` a step returns none, so that nothing keeps them once the update has read them. Without
         ``free_batch`` it is traced for the batch size of the example. With ``stand_in`` the loss is that of a model
         that is not compiled (``losses.needs_stand_in``).
+
+        Raises:
+          UnsupportedModelError: the model belongs to a tf.distribute strategy.
         """
         self._model, self._optimizer, self._returned, self._stand_in = model, optimizer, gradients, stand_in
         self._structure = example.mapped(lambda _: 0)
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
+        if any(isinstance(v.value, tf.distribute.DistributedValues) for v in self.weights):
+            raise UnsupportedModelError(
+                f"model '{model.name}' was made under a tf.distribute strategy, and verify, and measure with "
+                f"isolate=False, run steps on one device. Make the model without the strategy to check its plan there."
+            )
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.weights)
         super().__init__(self._step, mode, example, free_batch=free_batch)

@@ -5,6 +5,8 @@ Read from Keras 3.12 to 3.15: ``backend/common/variables.py`` and ``stateless_sc
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -29,6 +31,19 @@ def local_variable(variable: Any) -> Any:
     """Return the ``tf.Variable`` of a variable of Keras; of one of a tf.distribute strategy, its first replica's."""
     value = variable._value if isinstance(variable, keras.Variable) else variable
     return value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value
+
+
+@contextlib.contextmanager
+def read_as_local(variables: Sequence[Any]) -> Iterator[None]:
+    """Let variables of Keras be their ``local_variable``: what is traced meanwhile reads and sets those alone."""
+    whole = [(variable, variable._value) for variable in variables]
+    for variable, _ in whole:
+        variable._value = local_variable(variable)
+    try:
+        yield
+    finally:
+        for variable, value in whole:
+            variable._value = value
 
 
 def read_variable(variable: Any) -> Any:

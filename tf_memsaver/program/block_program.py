@@ -1,15 +1,13 @@
 """Which granularity a model is planned at where nobody says: by layers, or some of its layers by operations.
 
-A plan of operations runs copies of traced operations, which have the plain step's bits in a graph that is no replica's
-and that XLA does not compile. So it is chosen only where ``fit`` runs such a graph.
+A plan of operations runs copies of traced operations, which have the plain step's bits in a graph that XLA does not
+compile. So it is chosen only where ``fit`` runs such a graph.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-
-import tensorflow as tf
 
 from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.keras_training import fit_compiles
@@ -73,8 +71,6 @@ def calls_only_keras(model: Any) -> bool:
 
 def _not_by_operations(model: Any) -> str:
     """Return why a model is not planned by operations unless one asks for it, or an empty string."""
-    if model.distribute_strategy is not tf.distribute.get_strategy() or tf.distribute.has_strategy():
-        return "it trains under a tf.distribute strategy"
     if not getattr(model, "compiled", False):
         return "it is not compiled (compile it first if fit trains it), and the steps of other loops may be eager"
     if has_own_train_step(model):

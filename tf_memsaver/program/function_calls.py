@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.graphs import FuncGraph, call_on_flat_tensors, flat_arguments
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
+from tf_memsaver.compat.replicas import of_this_replica
 from tf_memsaver.compat.tapes import stop_recording
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.calls import Call, CallSequence
@@ -130,6 +131,7 @@ class FunctionCalls(Program):
     def enter(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the tensors for ``sequence.inputs``: run what is hoisted."""
         slots = dict(enumerate([*inputs, *self._captures]))
+        slots.update({slot: of_this_replica(variable).handle for slot, variable in self._variable_of.items()})
         for call in self._prologue:
             with contextlib.nullcontext() if self._may_be_trained(call) else stop_recording():
                 call.run(slots)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import keras
+from absl import logging
 
 from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.train_step import has_own_train_step
 from tf_memsaver.units import shown
+
+_WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Distributions that a warning named."""
 
 
 def check_model(model: Any, *, needs_call: bool = True) -> None:
@@ -35,12 +40,30 @@ def check_model(model: Any, *, needs_call: bool = True) -> None:
             f"are not supported here; build the model with Keras 3."
         )
     check_backend()
+    _warn_of_distribution()
     if needs_call and keras_models.has_no_call(model):
         raise _without_a_call(model)
     if isinstance(model, keras.Sequential) and keras_models.inner_functional(model) is None:
         raise UnsupportedModelError(
             f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
             f"model.build((None, ...)) with the input shape."
+        )
+
+
+def _warn_of_distribution() -> None:
+    """Say, once for each, that a distribution of Keras's own does nothing on TensorFlow.
+
+    ``backend/tensorflow/distribution_lib.py`` (Keras 3.12 to 3.15) calls itself a prototype, and nothing asks it where
+    variables and batches are to be.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None and distribution not in _WARNED:
+        _WARNED.add(distribution)
+        logging.warning(
+            "keras.distribution is set to %s, which Keras's TensorFlow backend ignores: the model trains, and is "
+            "planned, on one device, with whole batches. To use several devices, make the model under "
+            "tf.distribute.MirroredStrategy().",
+            type(distribution).__name__,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training, keras_variables
 from tf_memsaver.compat.released import release
+from tf_memsaver.compat.replicas import AnyReplica, in_one_replica
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.parity.scopes import unscoped_operations
@@ -43,7 +45,8 @@ class ModelFunction:
 
         def traced(*flat: Any) -> dict[str, list[Any]]:
             nonlocal unscoped
-            with unscoped_operations() as unscoped:
+            local = keras_variables.read_as_local(model.variables)
+            with self.replica(model), local, unscoped_operations() as unscoped:
                 outputs = self.called(model, pack_inputs(model, list(flat)))
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
@@ -80,6 +83,10 @@ class ModelFunction:
     def segments(self, planned: Sequence[Segment]) -> tuple[Segment, ...]:
         """Return a plan's segments over the calls of this trace."""
         return tuple(planned)
+
+    def replica(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Return what has the call traced as any replica of the model's strategy runs it."""
+        return in_one_replica(model.distribute_strategy, AnyReplica)
 
     def called(self, model: Any, inputs: Any) -> Any:
         """Return what ``model`` makes of ``inputs`` in training."""

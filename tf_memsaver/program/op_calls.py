@@ -10,12 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_variables
+from tf_memsaver.compat.replicas import of_all_replicas, of_this_replica
 from tf_memsaver.compat.tapes import variable_accessed
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.grappler import ADDITIONS, function_scope, tape_scope
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import Reader
 from tf_memsaver.tfgraph.emission import Template
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
 Naming = Callable[[str], str]
 """Returns the name to give to what has a label."""
@@ -142,11 +144,12 @@ class OpCall:
         ``named`` makes the name of its label. The names of the source matter: graph optimisation sorts by them.
         """
         label = named(self.label)
-        for variable in self.variables:
+        variables = [of_this_replica(variable) for variable in self.variables]
+        for variable in variables:
             variable_accessed(variable)
-        if self.operation.type == "ReadVariableOp" and self.variables:
+        if self.operation.type == "ReadVariableOp" and variables:
             with tf.name_scope(f"{tf.get_current_name_scope()}/{label.rpartition('/')[0]}/".lstrip("/")):
-                slots[self.outputs[0]] = self.variables[0].value()
+                slots[self.outputs[0]] = variables[0].value()
             return
         for slot, constant in zip(self.inputs, self.constants, strict=True):
             if constant is not None and slot not in slots:
@@ -155,6 +158,11 @@ class OpCall:
         gradient = None if self.gradient is None else self.gradient.bound(slots, self.of_tape)
         before = _present(self.after, slots, named)
         with tf.control_dependencies(before) if before else contextlib.nullcontext():
+            whole = of_all_replicas(variables[0]) if self.operation.type in ASSIGNMENTS and variables else None
+            if whole is not None:
+                # It knows whether each replica sets its own copy, or all set theirs to what they agree on.
+                getattr(whole, ASSIGNMENTS[self.operation.type])(tensors[1], name=label, read_value=False)
+                return
             made = self.operation.emit(tensors, label, gradient, self.of_tape, self._backward_scope(label))
         slots.update(zip(self.outputs, made, strict=True))
 

@@ -142,10 +142,10 @@ class _OperationsInSegments:
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
         del shared
-        if tf.distribute.has_strategy():
+        if tf.distribute.has_strategy() and tf.executing_eagerly():
             raise UnsupportedModelError(
-                "a plan of operations holds the variables of one device and cannot run under a tf.distribute strategy. "
-                "Make the plan with granularity='layer'."
+                "a plan of operations cannot run in eager steps under a tf.distribute strategy. Call strategy.run in a "
+                "tf.function, or make the plan with granularity='layer'."
             )
         inputs, *others = arguments_of(model, args, kwargs).items()
         training = keras_calls.training_of_call()

@@ -8,6 +8,7 @@ is run in segments when it is called (``sublayer_program``).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,10 @@ class SublayerCalls(ModelFunction):
         self.opened: list[OpenedCall] = []
         super().__init__(model)
         del self._root, self._graph
+
+    def replica(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Return nothing: Python code may exchange values with the other replicas, here with nobody."""
+        return contextlib.nullcontext()
 
     def called(self, model: Any, inputs: Any) -> Any:
         """Call the model and note which layers it calls."""

@@ -55,7 +55,7 @@ def _root(body: Any, tensor: Any) -> Any | None:
     seen: set[int] = set()
     while id(tensor) not in seen:
         seen.add(id(tensor))
-        tensor = _shared(tensor)
+        tensor = shared(tensor)
         if id(tensor) in places and places[id(tensor)] < len(body.outputs):
             tensor = body.outputs[places[id(tensor)]]
         else:
@@ -66,30 +66,39 @@ def _root(body: Any, tensor: Any) -> Any | None:
 
 def is_handed_through(body: Any, index: int) -> bool:
     """Whether each step of a loop hands on the loop's input ``index`` as it is, so that it comes out again."""
-    return _shared(body.outputs[index]) is body.inputs[index]
+    return shared(body.outputs[index]) is body.inputs[index]
 
 
-def most_live(body: Any, bytes_of: Callable[[Any], int], takes_over: Callable[[Any], Sequence[int]]) -> int:
-    """Return the most bytes that are live while one step of a loop runs, beside what the loop is given and returns.
+def most_live(
+    body: Any,
+    operations: Sequence[Any],
+    bytes_of: Callable[[Any], int],
+    takes_over: Callable[[Any], Sequence[int]],
+    ending: Sequence[Any] = (),
+) -> int:
+    """Return the most bytes that are live while a branch or a step of a loop runs, beside what it is given and returns.
 
     Args:
-      body: the graph of a step, whose operations run in the order in which they were traced.
+      body: the graph of the branch or the step.
+      operations: those of it that count, which run in the order in which they were traced.
       bytes_of: the bytes of a tensor.
       takes_over: the places of the inputs whose buffer an operation's result may take over.
+      ending: the inputs of the body that nobody reads after it: each is freed after its last reader inside.
     """
-    operations = body.get_operations()
     last: dict[int, int] = {}
     for place, operation in enumerate(operations):
-        for tensor in (*operation.inputs, *operation.outputs):
-            last[id(_shared(tensor))] = place
+        # Graph optimisation takes an IdentityN out: who reads its results reads its inputs.
+        for tensor in () if operation.type in rules.MULTI_VIEWS else (*operation.inputs, *operation.outputs):
+            last[id(shared(tensor))] = place
     for tensor in body.outputs:
-        last[id(_shared(tensor))] = len(operations)
-    live: dict[int, int] = {}
-    now = most = 0
+        last[id(shared(tensor))] = len(operations)
+    given = sum(map(bytes_of, ending))
+    live = {id(tensor): bytes_of(tensor) for tensor in ending if id(tensor) in last}
+    now, most = sum(live.values()), given
     for place, operation in enumerate(operations):
         if operation.type in _ELSEWHERE:
             continue
-        ending = [id(_shared(operation.inputs[each])) for each in takes_over(operation)]
+        ending = [id(shared(operation.inputs[each])) for each in takes_over(operation)]
         for tensor in operation.outputs:
             live[id(tensor)] = bytes_of(tensor)
             now += live[id(tensor)]
@@ -98,14 +107,14 @@ def most_live(body: Any, bytes_of: Callable[[Any], int], takes_over: Callable[[A
                 now -= live.pop(over)
         most = max(most, now)
         for tensor in (*operation.inputs, *operation.outputs):
-            root = id(_shared(tensor))
+            root = id(shared(tensor))
             if root in live and last[root] == place:
                 now -= live.pop(root)
-    return most
+    return most - given
 
 
-def _shared(tensor: Any) -> Any:
-    """Return the tensor of a step whose buffer another one is."""
+def shared(tensor: Any) -> Any:
+    """Return the tensor of a graph whose buffer another one is."""
     while tensor.op.type in _SHARING:
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type in rules.MULTI_VIEWS else 0]
     return tensor

@@ -15,18 +15,19 @@ from tf_memsaver.compat import graphs
 from tf_memsaver.compat.onednn import has_onednn_for
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
-from tf_memsaver.tfgraph.loops import added_by_step, most_live
+from tf_memsaver.tfgraph.loops import added_by_step, most_live, shared
 
 FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
 
 _LOOPS = frozenset({"StatelessWhile", "While"})
-_CALLS = FUNCTION_CALLS | _LOOPS | {"If", "StatelessIf"}
+_BRANCHES = frozenset({"If", "StatelessIf"})
+_CALLS = FUNCTION_CALLS | _LOOPS | _BRANCHES
 
-ASSIGNMENTS = frozenset({"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"})
-"""Operations that set a variable."""
+ASSIGNMENTS = {"AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "AssignVariableOp": "assign"}
+"""Operations that set a variable, and the variable's methods that make them."""
 
-_NO_REPLAY_STATE = ASSIGNMENTS.union(
+_NO_REPLAY_STATE = frozenset(ASSIGNMENTS).union(
     {
         "Assert",
         "ReadVariableOp",
@@ -177,19 +178,49 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
         kernels = dataclasses.replace(kernels, compiled=True)
     times = trip_count(operation) or 1
     flops = matrix_flops = workspace = 0
-    for body in bodies:
-        for inner in body.get_operations():
+    here = [list(_on_device_of(operation, body)) for body in bodies]
+    for body, inside in zip(bodies, here, strict=True):
+        for inner in inside:
             more, more_matrix, scratch = costs_of(inner, spec_of(inner, kernels), body)
             flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
             workspace = max(workspace, scratch)
     if operation.type not in FUNCTION_CALLS:
         # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given and returns.
+        ending = _read_last(operation, graph)
+
+        def takes_over(inner: Any) -> Sequence[int]:
+            # Threads run a branch's operations beside one another, which takes about what taking over saves.
+            return rules.overwritable_inputs(spec_of(inner, kernels)) if is_loop(operation) else ()
+
         alive = (
-            most_live(body, tensor_bytes, lambda inner: rules.overwritable_inputs(spec_of(inner, kernels)))
-            for body in bodies
+            most_live(body, inside, tensor_bytes, takes_over, [body.inputs[place] for place in ending])
+            for body, inside in zip(bodies, here, strict=True)
         )
         workspace += sum(alive) if is_loop(operation) else max(alive)
     return flops, matrix_flops, workspace
+
+
+def _on_device_of(call: Any, body: Any) -> Iterator[Any]:
+    """Yield the operations of a function that run on the device of its call; those of other replicas do not."""
+    for inner in body.get_operations():
+        if not (call.device and inner.device and inner.device != call.device):
+            yield inner
+
+
+def _read_last(branch: Any, graph: Any) -> list[int]:
+    """Return which inputs of a branch's functions nobody reads afterwards; TensorFlow runs a branch inlined."""
+    if branch.type not in _BRANCHES:
+        return []
+    operations = graph.get_operations()
+    after = next(place for place, each in enumerate(operations) if each is branch) + 1
+    wanted = {id(shared(tensor)) for each in operations[after:] for tensor in each.inputs}
+    wanted |= {id(shared(tensor)) for tensor in getattr(graph, "outputs", ())}
+    made = [shared(tensor) for tensor in branch.inputs[1:]]
+    return [
+        place
+        for place, each in enumerate(made)
+        if each.op.type not in ("Const", "Placeholder") and id(each) not in wanted
+    ]
 
 
 def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:

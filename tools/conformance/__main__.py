@@ -106,7 +106,8 @@ def _groups() -> dict[str, list[Cell]]:
         "modes": modes,
         "precisions": precisions,
         "strategies": [
-            Cell(model, mode, strategy=name)
+            Cell(model, mode, strategy=name, granularity=granularity)
+            for granularity in ("layer", "op")
             for name, mode in (
                 ("mirrored", "fit"),
                 ("mirrored", "loop_distributed"),
