@@ -41,8 +41,8 @@ _OF_SIZES = frozenset(
 _ARGUMENT = "_user_specified_name"
 """The attribute that names an argument of a function, by a number if it is captured."""
 
-_traced: list[Any] = []
-"""The graphs that the last step was traced in."""
+_noted: list[list[Any]] = []
+"""Where graphs are noted that are traced now, if anywhere."""
 
 Output = tuple[str, int]
 """A node and the place of its output."""
@@ -57,8 +57,9 @@ class Difference(NamedTuple):
 
 def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
     """Return the largest graph that ``run`` executes, after graph optimisation; variables are those of a model."""
-    traced_graphs_go_to(_traced.append)
-    _traced.clear()
+    traced_graphs_go_to(_note)
+    traced: list[Any] = []
+    _noted.append(traced)
     running = context.context()
     running.enable_run_metadata()
     try:
@@ -66,15 +67,21 @@ def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
         graphs = [each.post_optimization_graph for each in running.export_run_metadata().function_graphs]
     finally:
         running.disable_run_metadata()
+        _noted.remove(traced)
     written = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     paths = {id(variable.value.handle): variable.path for variable in written}
-    captures = [(inside.op, id(outside)) for graph in _traced for outside, inside in graph.captures]
+    captures = [(inside.op, id(outside)) for graph in traced for outside, inside in graph.captures]
     arguments = {
         argument.get_attr(_ARGUMENT).decode(): paths[handle]
         for argument, handle in captures
         if handle in paths and _ARGUMENT in argument.node_def.attr
     }
     return Expressions(max(graphs, key=lambda graph: len(graph.node)), arguments)
+
+
+def _note(graph: Any) -> None:
+    for graphs in _noted:
+        graphs.append(graph)
 
 
 class Expressions:
