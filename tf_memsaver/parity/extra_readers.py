@@ -74,11 +74,13 @@ class FirstRunReads:
         equal operations it keeps the one that it finds last as it goes back from what is read, the last input first
         (``grappler/optimizers/model_pruner.cc``, ``common_subgraph_elimination.cc``): so read these first.
         """
-        power, exponent = SQUARED_BY_GRADIENT
+        power, three = SQUARED_BY_GRADIENT
         for operation in self._operations:
-            if operation.type == power and tf.get_static_value(operation.inputs[1]) == exponent:
+            if operation.type == power and tf.get_static_value(operation.inputs[1]) == three:
                 with tf.name_scope(f"{FIRST_RUN_GRADIENTS[forward_first]}/{operation.name}_grad/"):
-                    two = tf.constant(2, operation.inputs[1].dtype)
+                    # No constant, so that it is not taken for a square of the forward pass before others are.
+                    exponent = operation.inputs[1]
+                    two = tf.raw_ops.Sub(x=exponent, y=tf.constant(1, exponent.dtype), name="sub")
                     yield tf.raw_ops.Pow(x=operation.inputs[0], y=two, name="Pow")
 
     def terms(self, gates: Gates) -> Iterator[tf.Tensor]:

@@ -97,6 +97,10 @@ class Expressions:
         """Return the node of an output."""
         return self._nodes[output[0]]
 
+    def kind(self, output: Output) -> str:
+        """Return the type of the node of an output, of two equal ones always the same."""
+        return str(self.node(output).op).replace("AddV2", "Add")
+
     def inputs(self, output: Output) -> list[Output]:
         """Return what the node of an output reads, without what only changes its name or when it is read."""
         return [self._source(each) for each in self._read(self.node(output))]
@@ -151,7 +155,7 @@ class Expressions:
             read = [self._digests[each] for each in self.inputs(output)]
             if len(read) == 2 and self.node(output).op in _SWAPPED:
                 read.sort()
-            key = (self.node(output).op, output[1], self.attributes(output), read)
+            key = (self.kind(output), output[1], self.attributes(output), read)
         return hashlib.sha256(repr(key).encode()).hexdigest()
 
     def _is_leaf(self, output: Output) -> bool:
@@ -233,7 +237,7 @@ def _first_differences(
             continue
         seen.add((first, second))
         ours, theirs = plain.inputs(first), found.inputs(second)
-        alike = plain.node(first).op == found.node(second).op and plain.attributes(first) == found.attributes(second)
+        alike = plain.kind(first) == found.kind(second) and plain.attributes(first) == found.attributes(second)
         if len(ours) == len(theirs) == 2 and plain.node(first).op in _SWAPPED:
             crossed = [plain.digest(a) == found.digest(b) for a, b in zip(ours, theirs[::-1], strict=True)]
             theirs = theirs[::-1] if any(crossed) else theirs
