@@ -12,6 +12,7 @@ from keras import layers
 
 import tf_memsaver
 from tools.shared import memory
+from tools.shared.models.own_call import Attention
 
 LENGTH, WIDTH, STEPS = 12, 16, 8
 
@@ -35,18 +36,6 @@ class Meter(layers.Layer):
     def call(self, x: Any) -> Any:
         self.seen.assign(0.9 * self.seen + 0.1 * keras.ops.mean(x))
         return x
-
-
-class Attention(layers.Layer):
-    """Attention, and a Dropout, that somebody put together."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.attend = layers.MultiHeadAttention(2, WIDTH // 2, name="attend")
-        self.drop = layers.Dropout(0.1, name="drop")
-
-    def call(self, x: Any, training: Any = None) -> Any:
-        return self.drop(self.attend(x, x), training=training)
 
 
 class Alone(layers.Layer):

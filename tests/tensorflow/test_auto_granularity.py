@@ -16,21 +16,10 @@ from tests.tensorflow.plans import optimized_between_cuts
 from tf_memsaver.errors import HintError
 from tf_memsaver.plan.plan import Plan
 from tools.shared.models import small as models
+from tools.shared.models.own_call import Attention
 from tools.shared.training import assert_trains_alike
 
 WIDTH, LENGTH = 16, 24
-
-
-class Attention(layers.Layer):
-    """Attention, and a projection, that somebody put together."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.attend = layers.MultiHeadAttention(2, WIDTH // 2, name="attend")
-        self.drop = layers.Dropout(0.1, name="drop")
-
-    def call(self, x: Any, training: Any = None) -> Any:
-        return self.drop(self.attend(x, x), training=training)
 
 
 class Residual(keras.Model):

@@ -26,7 +26,7 @@ def traced(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> tuple[list[Any], 
 def read(function: Callable[[tf.Tensor, tf.Tensor], Any]) -> set[str]:
     """Types of the ops whose results gradients read."""
     operations, sources, result = traced(function)
-    return {tensor.op.type for tensor in read_by_gradients(operations, sources, [result], for_sizes=True)}
+    return {each.tensor.op.type for each in read_by_gradients(operations, sources, [result])}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_values_that_gradients_read(function: Callable[[Any, Any], Any], expecte
 )
 def test_a_value_of_which_sizes_are_read_is_not_kept_for_it(function: Callable[[Any, Any], Any], expected: Any) -> None:
     operations, sources, result = traced(function)
-    kept = read_by_gradients(operations, sources, [result], for_sizes=False)
-    assert {tensor.op.type for tensor in kept} == expected
+    read = read_by_gradients(operations, sources, [result])
+    assert {each.tensor.op.type for each in read if each.is_kept} == expected
 
 
 def test_no_extra_reader_where_there_are_readers_enough() -> None:

@@ -52,9 +52,9 @@ class FirstRunReads:
         # Those of segments inside are for their gradients, which nobody takes here.
         self._operations = [operation for operation in operations if not is_extra(operation)]
         self._results = results
-        self._needed = list(read_by_gradients(self._operations, sources, results, for_sizes=True))
-        kept = read_by_gradients(self._operations, sources, results, for_sizes=False)
-        self._buffers = {id(buffer_of(tensor)) for tensor in kept}
+        read = list(read_by_gradients(self._operations, sources, results))
+        self._needed = [each.tensor for each in read]
+        self._buffers = {id(buffer_of(each.tensor)) for each in read if each.is_kept}
 
     def values(self) -> list[tf.Tensor]:
         """Return the values that backward operations read and that have one reader here, which may be fused with it."""

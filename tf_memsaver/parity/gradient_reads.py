@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tf_memsaver.parity.grappler import (
     ADDITIONS,
@@ -18,28 +18,31 @@ from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient
 
 
-def read_by_gradients(
-    operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any], *, for_sizes: bool
-) -> Iterator[Any]:
+class Read(NamedTuple):
+    """A value that a gradient function reads, or only its sizes: then it is not kept, as they are read at once."""
+
+    tensor: Any
+    is_kept: bool
+
+
+def read_by_gradients(operations: Sequence[Any], sources: Iterable[Any], results: Iterable[Any]) -> Iterator[Read]:
     """Yield the values made by ``operations`` that their gradient functions read.
 
     Args:
       operations: forward operations, in order.
       sources: the tensors that gradients are taken for.
       results: the tensors that gradients come from.
-      for_sizes: also yield values of which only the sizes are read. That is done as soon as they are there, so they are
-        not kept for it.
     """
     made = {id(tensor) for operation in operations for tensor in operation.outputs if operation.type != "Const"}
     for operation, wanted in _differentiated(operations, sources, results):
         for place, tensor in enumerate(operation.inputs):
-            if id(tensor) not in made:
-                continue
-            if _gradient_reads(operation, place, wanted) or (for_sizes and _reads_sizes(operation, place, wanted)):
-                yield tensor
+            if id(tensor) in made:
+                is_kept = _gradient_reads(operation, place, wanted)
+                if is_kept or _reads_sizes(operation, place, wanted):
+                    yield Read(tensor, is_kept)
         told = READS_OUTPUT_FOR.get(operation.type)
         if operation.type in READS_OUTPUT or (told is not None and wanted[told]):
-            yield from operation.outputs
+            yield from (Read(tensor, is_kept=True) for tensor in operation.outputs)
 
 
 def _differentiated(

@@ -38,6 +38,18 @@ class Blocks(keras.Model):
         return {"name": self.name, "width": self.width}
 
 
+class Attention(layers.Layer):
+    """Attention, and a Dropout, that somebody put together."""
+
+    def __init__(self, width: int = 16, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attend = layers.MultiHeadAttention(2, width // 2, name="attend")
+        self.drop = layers.Dropout(0.1, name="drop")
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.drop(self.attend(x, x), training=training)
+
+
 class NoTraining(keras.Model):
     """Takes no ``training``; a dict in, a dict out."""
 
