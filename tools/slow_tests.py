@@ -14,8 +14,11 @@ from absl import app, flags
 from tools.shared.results import ROOT
 
 LIST = ROOT / "tests" / "slow_tests.txt"
-ALWAYS = ("tests/test_readme.py::test_python_blocks_run[README]",)
-"""What is run always: people read it first."""
+ALWAYS = (
+    "tests/test_readme.py::test_python_blocks_run[README]",
+    "tests/tensorflow/test_compiled.py::test_a_model_that_fit_compiles_is_planned_by_the_compiler",
+)
+"""What is run always: people read the one first, and only the other plans by XLA as `fit` asks for it."""
 
 _LIMIT = flags.DEFINE_float("limit", 2.5, "seconds from which on a test is slow")
 
