@@ -185,6 +185,8 @@ class Averaging(keras.optimizers.Optimizer):
         self.slow = self.add_optimizer_variables(variables, "slow")
 
     def apply(self, gradients: Any, trainable_variables: Any = None) -> None:
+        if not self.built:
+            self.build(trainable_variables)
         self.inner.apply(gradients, trainable_variables)
         for slow, variable in zip(self.slow, trainable_variables, strict=True):
             slow.assign(0.5 * slow + 0.5 * variable)

@@ -101,11 +101,16 @@ def _slots_of(model: Any) -> list[Any]:
 
 
 def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:
-    """Return batches as data for ``fit``; the last is not full, so that the batch is free, as with most data."""
+    """Return batches as data for ``fit``; the last is not full, so that the batch is free, as with most data.
+
+    Its length is known. Otherwise ``fit`` would find the end by a step without data, in which what needs no gradient
+    runs: a weight's decay, for one, but not that of a plan, which waits for the gradient (``runtime.updates``).
+    """
     given = [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
     elements = [_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in given]
     free = keras.tree.map_structure(lambda each: tf.TensorSpec(_with_free_batch(each, size), each.dtype), elements[0])
-    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
+    made = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
+    return made.apply(tf.data.experimental.assert_cardinality(len(elements)))
 
 
 def _with_free_batch(tensor: tf.Tensor, size: int) -> tf.TensorShape:
