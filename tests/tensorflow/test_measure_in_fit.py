@@ -74,7 +74,7 @@ def test_an_optimized_model_beside_its_plain_form() -> None:
     measured = tf_memsaver.measure(optimized, data=data(), steps=4, beside_plain=True)
     assert measured.activation_bytes < DEPTH / 2 * LAYER_BYTES
     assert measured.plain_step_seconds and measured.slowdown is not None and measured.slowdown_range
-    assert measured.slowdown_range[0] <= measured.slowdown_range[1] and "of a plain one" in str(measured)
+    assert measured.slowdown_range[0] <= measured.slowdown_range[1] and "than a plain step" in str(measured)
     assert Measurement.from_json(measured.to_json()) == measured
     with pytest.raises(InvalidRequestError, match="this one is plain"):
         tf_memsaver.measure(model, data=data(), beside_plain=True)

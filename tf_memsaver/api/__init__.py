@@ -208,7 +208,7 @@ def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
 
 @takes(OptimizeOptions)
 def search_plan(model: Any, **options: Unpack[OptimizeOptions]) -> Plan:
-    """Return the plan that ``optimize`` would use, without making a model. No step is run, and the model does not change.
+    """Return the plan that ``optimize`` would use, without making a model. No step is run.
 
     ``print(plan)`` shows the predicted peaks and the extra time in one sentence; ``plan.layers`` says what happens to
     each layer and why; ``plan.save(path)`` writes it to a file. ``apply_plan(model, plan)`` makes the model.
@@ -375,9 +375,7 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
             "a budget in percent depends on the batch size, so it cannot limit the largest batch. Give bytes, such as "
             "budget='6GiB', or 'auto'."
         )
-    warn_where_xla_runs(
-        told.model, request, "the largest batch is", "Planning it again, by optimize(..., batch_size=..., budget=...),"
-    )
+    warn_where_xla_runs(told.model, request, "the largest batch is", "optimize(..., batch_size=..., budget=...)")
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)

@@ -42,7 +42,7 @@ _CAPTURED: weakref.WeakKeyDictionary[Any, dict[Any, Graph]] = weakref.WeakKeyDic
 
 @takes(CaptureOptions)
 def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
-    """Trace one training step of ``model`` and return it as a Graph. The step is not run, and the model does not change.
+    """Trace one training step of ``model`` and return its graph. The step is not run, and the model does not change.
 
     The units of the graph are the calls of the model's layers; with granularity ``"op"``, groups of a few operations.
     With ``profile``, each operation is run on made-up values to measure its time.
@@ -199,7 +199,8 @@ class ModelStep:
             self._slots = KeptObjects(optimizer).variables
         except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
             logging.warning(
-                "model '%s': its optimizer %s cannot be built to count its slots (%s): they are not counted",
+                "model '%s': its optimizer %s cannot be built (%s). The memory of its slots is not counted, so "
+                "leave room for it in the budget.",
                 self._model.name,
                 type(optimizer).__name__,
                 first_line(error),
@@ -233,7 +234,8 @@ class ModelStep:
                 self._model.compute_metrics(x=x, y=y, y_pred=results, sample_weight=weight)
         except Exception as error:  # Whatever a metric that somebody wrote may raise.
             logging.warning(
-                "model '%s': its metrics cannot be traced (%s): what they take is not counted",
+                "model '%s': its metrics cannot be traced (%s). Their memory is not counted, so leave some room in "
+                "the budget.",
                 self._model.name,
                 first_line(error),
             )

@@ -97,7 +97,7 @@ COMMANDS = {
     for command in (
         Command(
             name="estimate",
-            summary="Show where the memory of one training step goes, layer by layer, and what is alive at the peak.",
+            summary="Show where the memory of one training step goes, layer by layer.",
             examples=(
                 ("resnet50 --batch_size=32 --optimizer=adam", "a model of Keras, with Adam's slots"),
                 ("my_models:build --data=my_models:data", "your own model and data"),
@@ -132,7 +132,7 @@ COMMANDS = {
         ),
         Command(
             name="report",
-            summary="Write an HTML page: memory over time, what is kept and recomputed and why, and where the peak is.",
+            summary="Write an HTML page: memory over time, what is alive at the peak, and what is kept or recomputed.",
             examples=(
                 ("resnet50 --batch_size=32 --output=report.html", "the default plan"),
                 ("model.keras --batch_size=8 --budget=1GiB --output=page.html", "the plan for a budget"),

@@ -27,8 +27,8 @@ def check_model(model: Any, *, needs_call: bool = True) -> None:
     """
     if isinstance(model, (str, os.PathLike)):
         raise UnsupportedModelError(
-            f"expected a keras.Model, got the text or path {shown(model)}. "
-            f"Load the model first, with keras.models.load_model."
+            f"expected a keras.Model, got the text or path {shown(model)}. Load the model first: "
+            "keras.models.load_model(...)."
         )
     if isinstance(model, type) and issubclass(model, keras.Model):
         raise UnsupportedModelError(
@@ -36,8 +36,8 @@ def check_model(model: Any, *, needs_call: bool = True) -> None:
         )
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
-            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
-            f"are not supported here; build the model with Keras 3."
+            f"expected a keras.Model, got {type(model).__name__}. Build the model with Keras 3; tf_keras (Keras 2) "
+            "is not supported. For a plain function, use tf_memsaver.optimize_function."
         )
     check_backend()
     _warn_of_distribution()
@@ -60,8 +60,8 @@ def _warn_of_distribution() -> None:
     if distribution is not None and distribution not in _WARNED:
         _WARNED.add(distribution)
         logging.warning(
-            "keras.distribution is set to %s, which Keras's TensorFlow backend ignores: the model trains, and is "
-            "planned, on one device, with whole batches. To use several devices, make the model under "
+            "keras.distribution is set to %s, which Keras's TensorFlow backend ignores. The model trains on one "
+            "device, with whole batches, and is planned for that. To use several devices, make the model under "
             "tf.distribute.MirroredStrategy().",
             type(distribution).__name__,
         )
