@@ -255,11 +255,14 @@ def test_a_bad_command_line_is_told_before_tensorflow_is_loaded(tmp_path: Path) 
     curve = ["curve", "resnet50", "--batch_size=4"]
     cases += [([*curve, f"--points={points}"], "points must be a whole") for points in ("0", "1", "x", "1000000000")]
     cases += [
-        (["optimize", "resnet50", "--batch_size=4"], "say where to write"),
+        (["optimize", "resnet50", "--batch_size=4"], "--output is missing"),
         (["optimize", "resnet50", "--batch_size=4", "--output=no/out"], "does not exist"),
         (["optimize", "resnet50", "--batch_size=4", "--output=o", "--save_format=onnx"], "save_format must be one or"),
-        (["optimize", "resnet50", "--batch_size=4", "--output=o", "--calibrate"], "give one, such as --budget=80%"),
-        (["optimize", "resnet50", "--plan=there.json", "--output=o", "--calibrate"], "--calibrate says how to plan"),
+        (["optimize", "resnet50", "--batch_size=4", "--output=o", "--calibrate"], "Give one, such as --budget=80%"),
+        (
+            ["optimize", "resnet50", "--plan=there.json", "--output=o", "--calibrate"],
+            "--calibrate is for making a plan",
+        ),
         (["plan", "resnet50", "--batch_size=4", "--output=there.json"], "exists already"),
     ]
     (tmp_path / "there.json").write_text("{}")

@@ -93,7 +93,7 @@ def test_what_is_not_compiled_is_planned_for_the_graph() -> None:
     plan = tf_memsaver.search_plan(chain(jit_compile=True), data=DATA, executor="graph")
     assert plan.request.executor == "graph" and "predicted peak" in str(plan)
     bare = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-    with pytest.raises(tf_memsaver.InvalidRequestError, match="compile the model first"):
+    with pytest.raises(tf_memsaver.InvalidRequestError, match="needs a compiled model"):
         tf_memsaver.search_plan(bare, batch_size=4, executor="xla")
 
 
@@ -130,7 +130,7 @@ def test_an_estimate_has_the_compilers_peak_where_fit_compiles(traced: Any) -> N
 def test_a_curve_is_not_asked_of_the_compiler_and_says_so(traced: Any, caplog: Any) -> None:
     with caplog.at_level("WARNING", logger="absl"):
         assert len(traced.curve(points=3)) > 1
-        assert "the curve is worked out for TensorFlow's own executor" in caplog.text
+        assert "the curve is computed for TensorFlow's own executor" in caplog.text
         caplog.clear()
         tf_memsaver.memory_time_curve(chain(jit_compile=False), data=DATA, points=3)
     assert "worked out for" not in caplog.text
@@ -140,7 +140,7 @@ def test_the_largest_batch_is_not_asked_of_the_compiler_and_says_so(caplog: Any)
     model = chain(jit_compile=True)
     with caplog.at_level("WARNING", logger="absl"):
         tf_memsaver.max_batch_size(model, budget="16MiB", batch_size=64, predict_only=True)
-    assert "worked out for TensorFlow's own executor" in caplog.text
+    assert "computed for TensorFlow's own executor" in caplog.text
 
 
 def test_where_nothing_can_be_replayed_the_reason_is_said() -> None:

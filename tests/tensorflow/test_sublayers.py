@@ -464,7 +464,7 @@ def test_a_network_that_has_a_plan_is_named() -> None:
     model.base = tf_memsaver.optimize(model.base, batch_size=4096, strategy="min_peak")
     assert model.base.memsaver_plan.recomputed
     for granularity in ("layer", "op"):
-        with pytest.raises(UnsupportedModelError, match=r"'base' inside of model '.*' has a plan already"):
+        with pytest.raises(UnsupportedModelError, match=r"'base' inside model '.*' already has a plan"):
             tf_memsaver.estimate(model, batch_size=64, granularity=granularity, inputs=spec)
 
 

@@ -1,4 +1,7 @@
-"""The public verbs for models. Each is a few lines; the work is done in the rooms below."""
+"""The public verbs for models, each a few lines.
+
+Not here: the work itself, which the rooms below do.
+"""
 
 from __future__ import annotations
 

@@ -188,6 +188,4 @@ def _check_names(optimizer: str | None, loss: str | None) -> None:
                 get(name)
         except Exception as error:
             logging.debug("no such %s", what, exc_info=True)
-            raise InvalidRequestError(
-                f"{what}='{name}' is not a {what} that Keras knows. Give a name of {where}."
-            ) from error
+            raise InvalidRequestError(f"Keras knows no {what} named '{name}'. Give a name of {where}.") from error
