@@ -206,7 +206,7 @@ def test_a_request_checks_its_fields() -> None:
 
 # A model's name and flags, and a part of the sentence.
 BAD_LINES = """
-resnet50                                        | give --batch_size, or --data
+resnet50                                        | Give --batch_size, or --data
 resnet50 --data=nothing:there                   | cannot load data from 'nothing:there': No module named 'nothing'
 resnet50 --data=batches                         | must be written package.module:function
 resnet50 --batch_size=0                         | batch_size must be a whole number from 1
@@ -232,7 +232,7 @@ resnet50 --batch_size=4 --input_shape=3,x       | input_shape[1] must be a whole
 resnet50 --batch_size=4 --format=yaml           | format must be one of text, json
 resnet50 --batch_size=4 --profile=perhaps       | Non-boolean argument
 resnet50 --plan=none.json                       | cannot read a plan from 'none.json'
-resnet50 --plan=none.json --strategy=min_peak   | --strategy says how to plan
+resnet50 --plan=none.json --strategy=min_peak   | --strategy is for making a plan
 resnet5 --batch_size=4                          | Did you mean resnet50
 none.keras --batch_size=4                       | there is no model file 'none.keras'
 modle.keras --batch_size=4                      | Did you mean model.keras?
@@ -244,7 +244,7 @@ resnet50 --batch_size=4 --strategy=min_peek     | Did you mean min_peak
 . --batch_size=4                                | is a folder
 no_module:build --batch_size=4                  | No module named 'no_module'
 json: --batch_size=4                            | must be written package.module:function
-json:loads --batch_size=4 --input_shape=8,8,3   | input_shape is only for names of keras.applications
+json:loads --batch_size=4 --input_shape=8,8,3   | input_shape is only for models of keras.applications
 """
 
 
