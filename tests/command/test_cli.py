@@ -598,7 +598,7 @@ def test_optimize_a_saved_model(run: Any, tmp_path: Path) -> None:
     [
         (("--batch_size=4", "--function=other"), "no function 'other'"),
         (("--batch_size=4", "--optimizer=adam"), "--optimizer is for Keras models"),
-        ((), "give batch_size"),
+        ((), "Give batch_size"),
     ],
 )
 def test_bad_requests_for_saved_models(run: Any, tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
