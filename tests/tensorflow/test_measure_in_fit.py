@@ -100,7 +100,7 @@ def test_several_steps_in_an_execution_count_one_by_one() -> None:
 def test_a_model_that_fit_cannot_train_is_run_by_a_step_of_our_own() -> None:
     model = deep(compiled=False)
     assert tf_memsaver.measure(model, batch_size=BATCH, steps=1, isolate=False).mode == "graph"
-    with pytest.raises(InvalidRequestError, match="compile it"):
+    with pytest.raises(InvalidRequestError, match="Compile it"):
         tf_memsaver.measure(model, batch_size=BATCH, mode="fit", isolate=False)
 
 
