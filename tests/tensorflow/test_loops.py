@@ -495,7 +495,7 @@ def test_what_does_not_fit_is_told_at_once() -> None:
     def needs_three(x: Any, y: Any, z: Any) -> None:
         raise AssertionError("it is not called")
 
-    with pytest.raises(InvalidRequestError, match=r"step 'needs_three' takes \(x: .*\) -> .*, and .* has 2 parts"):
+    with pytest.raises(InvalidRequestError, match=r"step 'needs_three' takes \(x: .*\) -> .*, but .* has 2 parts"):
         tf_memsaver.optimize(trainer.net, data=pairs(), step=needs_three)
     with pytest.raises(InvalidRequestError, match="step= needs data="):
         tf_memsaver.optimize(trainer.net, batch_size=4, step=trainer.step)

@@ -207,8 +207,8 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     (taken / "mine").write_text("precious")
     before = sorted(p.name for p in tmp_path.iterdir())
     for folder, error, says in (
-        (tmp_path / "none", InvalidRequestError, "no SavedModel"),
-        (empty, InvalidRequestError, "no SavedModel"),
+        (tmp_path / "none", InvalidRequestError, "not a SavedModel"),
+        (empty, InvalidRequestError, "not a SavedModel"),
         (broken, InvalidRequestError, "cannot be loaded"),
         (untrained, UnsupportedModelError, "trained"),
     ):
