@@ -16,8 +16,8 @@ import pytest
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.options.checks import path
-from tf_memsaver.options.table import Mode, RequestOptions, RunOptions, Strategy, options_of
-from tf_memsaver.options.verbs import takes
+from tf_memsaver.options.table import Mode, Overwrite, RequestOptions, RunOptions, Strategy, options_of
+from tf_memsaver.options.verbs import documented, takes
 from tf_memsaver.plan.registry import planner_named
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import planner_names
@@ -195,6 +195,17 @@ def test_a_verb_shows_its_options() -> None:
     entries = [line.strip().partition(":")[0] for line in arguments if not line.startswith("    ")]
     assert (
         entries == ["model", "steps", "data", "batch_size", "step", "mode"] and "  steps: of its own kind." in arguments
+    )
+
+
+@pytest.mark.parametrize("rest", ["", "\n\nRaises:\n  ValueError: never."])
+def test_a_docstring_without_arguments_gets_a_section_for_them(rest: str) -> None:
+    text = documented(f"Do it.{rest}", Overwrite)
+    assert text is not None
+    assert (
+        text.startswith("Do it.\n\nArgs:\n  overwrite: ")
+        and text.endswith(rest)
+        and text.count("\n\n") == (2 if rest else 1)
     )
 
 

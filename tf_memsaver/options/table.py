@@ -36,7 +36,7 @@ STRATEGIES: dict[str, str] = {
     "plain": "recomputes nothing (this and the following are baselines for comparison)",
     "recompute_all": "recomputes every layer that can be recomputed",
     "keep_products": "keeps the results of matrix products and convolutions, recomputes all others",
-    "chen_sqrt": "about √n segments for n layers (Chen et al. 2016)",
+    "chen_sqrt": "about as many segments as the square root of the number of layers (Chen et al. 2016)",
     "chen_greedy": "segments of about equal bytes (Chen et al. 2016)",
 }
 """What each strategy does. The command's help shows this text."""
