@@ -346,7 +346,7 @@ class TrainStepAlone(keras.Model):
 
 @pytest.mark.parametrize("inputs", [None, tf.TensorSpec((None, 8))], ids=["untold", "told"])
 def test_networks_inside_a_model_without_a_call(inputs: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"has no call\(\).*Give data=, what fit is given"):
+    with pytest.raises(UnsupportedModelError, match=r"has no call\(\).*Give data= "):
         tf_memsaver.optimize(TrainStepAlone(), batch_size=4, inputs=inputs)
     losses = []
     for optimize in (False, True):

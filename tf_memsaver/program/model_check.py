@@ -69,11 +69,11 @@ def _warn_of_distribution() -> None:
 
 def _without_a_call(model: Any) -> UnsupportedModelError:
     advice = (
-        "Give data=, what fit is given: then the networks that its train_step trains are planned for, all at once."
+        "Give data= (your training data, as for fit): then all networks that its train_step trains are planned "
+        "together."
         if has_own_train_step(model)
         else "Give it a call(), or a train_step() that trains its networks."
     )
     return UnsupportedModelError(
-        f"model '{model.name}' ({type(model).__name__}) has no call(), so that there is no forward pass to cut. "
-        f"{advice}"
+        f"model '{model.name}' ({type(model).__name__}) has no call(), so it has no forward pass to plan. {advice}"
     )
