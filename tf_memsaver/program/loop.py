@@ -237,9 +237,9 @@ def warn_of_plain_networks(loop: Loop) -> None:
     for each in loop.memsaver_step.reached.tf_functions:
         if functions.has_traces(each):
             logging.warning(
-                "tf_memsaver: the tf.function '%s' is already traced, with the plain model. Calls with equal "
-                "arguments keep running that trace and save no memory. Make a new tf.function, or call optimize "
-                "before the first call.",
+                "tf_memsaver: the tf.function '%s' is already traced, with the model that it had then. Calls with "
+                "equal arguments keep running that trace, so this plan has no effect on them. Make a new "
+                "tf.function, or call optimize before the first call.",
                 _name_of(each),
             )
     for network, place in _networks_of(loop, fixed=True):
