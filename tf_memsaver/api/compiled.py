@@ -208,7 +208,7 @@ def _advice(plan: Plan) -> str:
     if budget is not None and plan.plain_peak_bytes <= budget:
         return (
             f"the plan recomputes nothing: as XLA compiles it, the plain step ({format_bytes(plan.plain_peak_bytes)}) "
-            f"is within the budget of {format_bytes(budget)} as it is"
+            f"already fits the budget of {format_bytes(budget)}"
         )
     if plan.advice and not plan.recomputed_units:
         return plan.advice
