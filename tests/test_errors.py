@@ -40,7 +40,7 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
     (
         errors.OutputError("out/", "no space left"),
         {"path": "out/", "reason": "no space left"},
-        ["'out/'", "no space left", "Nothing was left"],
+        ["'out/'", "no space left", "No partial output"],
     ),
     (errors.OutputExistsError("out/"), {"path": "out/"}, ["'out/'", "overwrit"]),
     (

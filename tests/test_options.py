@@ -16,8 +16,8 @@ import pytest
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.options.checks import path
-from tf_memsaver.options.table import Mode, RequestOptions, RunOptions, Strategy, options_of
-from tf_memsaver.options.verbs import takes
+from tf_memsaver.options.table import Mode, Overwrite, RequestOptions, RunOptions, Strategy, options_of
+from tf_memsaver.options.verbs import documented, takes
 from tf_memsaver.plan.registry import planner_named
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import planner_names
@@ -198,6 +198,17 @@ def test_a_verb_shows_its_options() -> None:
     )
 
 
+@pytest.mark.parametrize("rest", ["", "\n\nRaises:\n  ValueError: never."])
+def test_a_docstring_without_arguments_gets_a_section_for_them(rest: str) -> None:
+    text = documented(f"Do it.{rest}", Overwrite)
+    assert text is not None
+    assert (
+        text.startswith("Do it.\n\nArgs:\n  overwrite: ")
+        and text.endswith(rest)
+        and text.count("\n\n") == (2 if rest else 1)
+    )
+
+
 def test_a_request_checks_its_fields() -> None:
     assert Request(budget_bytes=np.int64(7), keep=["a"]).checked() == Request(budget_bytes=7, keep=("a",))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="granularity must be one of auto, layer, op, got 'layers'"):
@@ -206,7 +217,7 @@ def test_a_request_checks_its_fields() -> None:
 
 # A model's name and flags, and a part of the sentence.
 BAD_LINES = """
-resnet50                                        | give --batch_size, or --data
+resnet50                                        | Give --batch_size, or --data
 resnet50 --data=nothing:there                   | cannot load data from 'nothing:there': No module named 'nothing'
 resnet50 --data=batches                         | must be written package.module:function
 resnet50 --batch_size=0                         | batch_size must be a whole number from 1
@@ -232,7 +243,7 @@ resnet50 --batch_size=4 --input_shape=3,x       | input_shape[1] must be a whole
 resnet50 --batch_size=4 --format=yaml           | format must be one of text, json
 resnet50 --batch_size=4 --profile=perhaps       | Non-boolean argument
 resnet50 --plan=none.json                       | cannot read a plan from 'none.json'
-resnet50 --plan=none.json --strategy=min_peak   | --strategy says how to plan
+resnet50 --plan=none.json --strategy=min_peak   | --strategy is for making a plan
 resnet5 --batch_size=4                          | Did you mean resnet50
 none.keras --batch_size=4                       | there is no model file 'none.keras'
 modle.keras --batch_size=4                      | Did you mean model.keras?
@@ -244,7 +255,7 @@ resnet50 --batch_size=4 --strategy=min_peek     | Did you mean min_peak
 . --batch_size=4                                | is a folder
 no_module:build --batch_size=4                  | No module named 'no_module'
 json: --batch_size=4                            | must be written package.module:function
-json:loads --batch_size=4 --input_shape=8,8,3   | input_shape is only for names of keras.applications
+json:loads --batch_size=4 --input_shape=8,8,3   | input_shape is only for models of keras.applications
 """
 
 
@@ -255,11 +266,14 @@ def test_a_bad_command_line_is_told_before_tensorflow_is_loaded(tmp_path: Path) 
     curve = ["curve", "resnet50", "--batch_size=4"]
     cases += [([*curve, f"--points={points}"], "points must be a whole") for points in ("0", "1", "x", "1000000000")]
     cases += [
-        (["optimize", "resnet50", "--batch_size=4"], "say where to write"),
+        (["optimize", "resnet50", "--batch_size=4"], "--output is missing"),
         (["optimize", "resnet50", "--batch_size=4", "--output=no/out"], "does not exist"),
         (["optimize", "resnet50", "--batch_size=4", "--output=o", "--save_format=onnx"], "save_format must be one or"),
-        (["optimize", "resnet50", "--batch_size=4", "--output=o", "--calibrate"], "give one, such as --budget=80%"),
-        (["optimize", "resnet50", "--plan=there.json", "--output=o", "--calibrate"], "--calibrate says how to plan"),
+        (["optimize", "resnet50", "--batch_size=4", "--output=o", "--calibrate"], "Give one, such as --budget=80%"),
+        (
+            ["optimize", "resnet50", "--plan=there.json", "--output=o", "--calibrate"],
+            "--calibrate is for making a plan",
+        ),
         (["plan", "resnet50", "--batch_size=4", "--output=there.json"], "exists already"),
     ]
     (tmp_path / "there.json").write_text("{}")

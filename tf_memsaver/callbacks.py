@@ -22,76 +22,84 @@ if TYPE_CHECKING:
 
 
 class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
-    """Trains by a plan what ``fit`` is called on, for scripts in which the model is made elsewhere.
+    """Trains the model of a ``fit`` in less memory, for scripts where you can only change the call of ``fit``.
 
-    ``model.fit(train_ds, callbacks=[tf_memsaver.callbacks.Optimize(data=train_ds, budget="6GiB")])`` plans as
-    ``optimize`` does, before the first step, and has the steps of this ``fit`` run by the plan, with the same results.
-    The model itself stays as it is: another ``fit`` without the callback, and whatever else is done with it, is plain.
-    But after a ``fit`` that was interrupted the model goes on training by the plan, with the same results, until a
-    ``fit`` with this callback has ended, or ``model.make_train_function(force=True)``.
+    It plans before the first step, as ``tf_memsaver.optimize`` does. The steps of this ``fit`` run by the plan, with
+    the same results. The model itself does not change: a later ``fit`` without the callback is plain. The exception is
+    a ``fit`` that was interrupted: the model then trains by the plan, with the same results, until a ``fit`` with this
+    callback ends, or until you call ``model.make_train_function(force=True)``.
 
-    ``plan`` is the plan, once training has begun.
+    The attribute ``plan`` is the plan (a ``Plan``), from the start of training on; before, it is None.
+
+    Example::
+
+        model.fit(train_ds, callbacks=[tf_memsaver.callbacks.Optimize(data=train_ds, budget="6GiB")])
     """
 
     @takes(PlanOptions)
     def __init__(self, **options: Unpack[PlanOptions]) -> None:
-        """Take what ``optimize`` is given: ``data`` or ``batch_size``, too, since ``fit`` shows a callback no data."""
+        """Take the options of ``optimize``. Give ``data`` or ``batch_size``: a callback cannot see them."""
         super().__init__()
         self._options = options
         self._plain: Any = None
         self.plan: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Plan, and give the model the function that trains its optimized form by a batch.
+        """Plan, and replace the model's train function by that of the optimized model.
 
         Raises:
-          MemsaverError: what ``optimize`` raises; nothing is trained then.
+          MemsaverError: the errors of ``optimize``; nothing is trained then.
         """
         optimized = optimize(self.model, **self._options)
         share_compiled_parts(self.model, optimized)
         optimized.make_train_function()
         self.plan = optimized.memsaver_plan
-        # A fit that was interrupted has not given it back.
+        # An interrupted fit has not restored it.
         self._plain = self._plain or self.model.train_function
         self.model.train_function = optimized.train_function
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the model back the function that trains it as it is."""
+        """Restore the model's own train function."""
         self.model.train_function, self._plain = self._plain, None
 
 
 class MemoryMonitor(StepWatch):
-    """Puts the memory of training into the logs: ``peak_bytes`` and ``current_bytes``, by the device's allocator.
+    """Adds the memory of training to fit's logs: ``peak_bytes`` and ``current_bytes``, as the allocator counts them.
 
-    ``model.fit(train_ds, callbacks=[tf_memsaver.callbacks.MemoryMonitor()])`` has both in ``History`` and, if the
-    monitor stands before it in the list, in TensorBoard. An epoch's peak is the largest of its steps, without
-    validation; what is current is what is allocated when the epoch has ended. The peak is the device's: what other
-    models and data keep there counts, too.
+    ``peak_bytes`` of an epoch is the largest peak of its training steps, without validation; ``current_bytes`` is
+    what is allocated at the end of the epoch. Both are in bytes and for the whole device, so memory of other models and
+    of data counts, too. They are in ``History`` and, if the monitor comes before the TensorBoard callback in the list,
+    in TensorBoard.
 
-    The first step whose peak is above the one that the plan predicted is a warning.
+    A warning is logged for the first step whose peak is above the plan's prediction.
+
+    Example::
+
+        history = model.fit(train_ds, callbacks=[tf_memsaver.callbacks.MemoryMonitor()]).history
+        print(history["peak_bytes"])
     """
 
     def __init__(self, every: int | None = None, plan: Plan | None = None) -> None:
-        """Take how many steps there are between two entries into the logs of steps, and the plan to hold them to.
+        """Take the interval of log entries, and the plan to compare with.
 
         Args:
-          every: the logs of every so many steps get the step's figures, too; None: only those of epochs.
-          plan: what the peaks are compared with. An optimized model's own, if none is given.
+          every: also add the figures to the logs of every n-th step; None: only to those of epochs.
+          plan: the plan that peaks are compared with; by default, the plan of the optimized model.
 
         Raises:
-          InvalidRequestError: ``every`` is no such number.
-          MeasurementError: TensorFlow does not count this processor's memory; the sentence says how it will.
+          InvalidRequestError: ``every`` is not a whole number of 1 or more.
+          MeasurementError: TensorFlow does not count memory on this CPU; the message says how to switch it on.
         """
         super().__init__()
         self._every = none_or(whole(1))("every", every)
         self._plan, self._warned = plan, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Forget the steps before."""
+        """Start a new epoch without the peaks of the previous one."""
         self.steps = Steps()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take down the step's figures; warn of the first peak that is above the plan's."""
+        """Note the step's figures; warn of the first peak that is above the plan's."""
         super().on_train_batch_end(batch, logs)
         peak = self.steps.peaks[-1]
         if self._every and isinstance(logs, dict) and (batch + 1) % self._every == 0:
@@ -102,7 +110,8 @@ class MemoryMonitor(StepWatch):
             budget = plan.request.budget_bytes
             logging.warning(
                 "tf_memsaver: step %d took %s, %.1f%% above the %s that its plan predicts%s. Data and other models "
-                "on %s count, too; tf_memsaver.measure(model, data=...) measures the steps alone.",
+                "on %s count, too; tf_memsaver.measure(model, data=...) measures the steps alone, and "
+                "optimize(..., budget=..., calibrate=True) makes a plan that real steps keep.",
                 batch,
                 format_bytes(peak),
                 100 * (peak / plan.peak_bytes - 1),
@@ -112,7 +121,7 @@ class MemoryMonitor(StepWatch):
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Put the epoch's figures into its logs."""
+        """Add the epoch's figures to its logs."""
         if logs is not None and self.steps.peaks:
             logs.update(self._figures(max(self.steps.peaks)))
 

@@ -1,4 +1,4 @@
-"""One error family: fields for programs, one sentence for people."""
+"""The errors of tf_memsaver. Each has fields for programs, and a message that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ class MemsaverError(Exception):
 
 
 class InvalidRequestError(MemsaverError):
-    """An argument has no meaning here; the sentence names it and what is accepted."""
+    """An argument is not valid. The message names it and says what is accepted."""
 
 
 class UnsupportedModelError(MemsaverError):
-    """The model is of a kind that cannot be captured or rewritten; the sentence says what would help."""
+    """This kind of model cannot be planned or rewritten. The message says what would help."""
 
 
 class UnknownDimensionError(MemsaverError):
-    """An input has a dimension, other than the batch, that is not known."""
+    """The size of an input dimension other than the batch is not known.
+
+    ``input_name`` is the input, ``shape`` its shape, with None for unknown sizes.
+    """
 
     def __init__(self, input_name: str, shape: tuple[int | None, ...]) -> None:
         super().__init__(input_name, shape)
@@ -26,18 +29,18 @@ class UnknownDimensionError(MemsaverError):
 
     def __str__(self) -> str:
         return (
-            f"input '{self.input_name}' has shape {self.shape}: an unknown dimension cannot be counted in bytes. "
-            f"Tell what the model is called with (inputs=, specs such as tf.TensorSpec((None, 128)) in the structure "
-            f"of its inputs), or give keras.Input a full shape."
+            f"input '{self.input_name}' has shape {self.shape}: memory cannot be counted if a dimension other than "
+            f"the batch is unknown. Give data=, or inputs= (specs such as tf.TensorSpec((None, 128)) in the structure "
+            f"of the model's inputs), or give keras.Input a full shape."
         )
 
 
 class InfeasibleBudgetError(MemsaverError):
-    """No plan of the planner's class stays within the budget.
+    """No plan that the planner found stays within the budget.
 
-    ``least_bytes`` is the smallest that was found to train the model. Of these, ``fixed_bytes`` are the same with every
-    plan, where that is known; ``fixed`` says in words what they are. ``remedy`` is what helps more than a larger budget
-    or a smaller batch, where something does, in sentences.
+    ``budget_bytes`` is the budget, and ``least_bytes`` the smallest budget for which a plan was found. Of these,
+    ``fixed_bytes`` are the same under every plan (0 if not known), and ``fixed`` describes them. ``remedy`` says what
+    helps more than a larger budget or a smaller batch, if anything does.
     """
 
     def __init__(
@@ -51,14 +54,17 @@ class InfeasibleBudgetError(MemsaverError):
         fixed = f"No plan changes {format_bytes(self.fixed_bytes)} of that: {self.fixed}. " if self.fixed_bytes else ""
         remedy = f"{self.remedy} Or raise" if self.remedy else "Raise"
         return (
-            f"no plan fits {format_bytes(self.budget_bytes)}; the smallest found that trains this model at this "
-            f"batch size is {format_bytes(self.least_bytes)} ({self.least_bytes} bytes). {fixed}"
+            f"no plan fits a budget of {format_bytes(self.budget_bytes)}; the smallest budget found that trains this "
+            f"model at this batch size is {format_bytes(self.least_bytes)} ({self.least_bytes} bytes). {fixed}"
             f"{remedy} the budget or lower the batch size."
         )
 
 
 class InfeasibleOverheadError(MemsaverError):
-    """No plan keeps the predicted step within ``max_overhead``."""
+    """No plan keeps the predicted step time within ``max_overhead``.
+
+    ``least_overhead`` is the extra time of the quickest plan found. Both are shares of the plain step's time.
+    """
 
     def __init__(self, max_overhead: float, least_overhead: float) -> None:
         super().__init__(max_overhead, least_overhead)
@@ -66,17 +72,17 @@ class InfeasibleOverheadError(MemsaverError):
 
     def __str__(self) -> str:
         return (
-            f"the plan asked for needs a step {self.least_overhead:.1%} longer, more than the {self.max_overhead:.1%} "
-            f"allowed. Raise max_overhead, or choose strategy='auto'."
+            f"this plan makes a step {self.least_overhead:.1%} longer than a plain one; max_overhead allows "
+            f"{self.max_overhead:.1%}. Raise max_overhead, or choose strategy='auto'."
         )
 
 
 class HintError(MemsaverError):
-    """A ``keep``, ``recompute`` or ``candidates`` pattern matches no layer, or two hints contradict each other."""
+    """A pattern of ``keep``, ``recompute`` or ``candidates`` matches no layer, or two hints contradict each other."""
 
 
 class PlanMismatchError(MemsaverError):
-    """A plan was made for another graph."""
+    """A plan was made for another model. ``difference`` names the first layer that differs."""
 
     def __init__(self, difference: str) -> None:
         super().__init__(difference)
@@ -94,9 +100,9 @@ class PlanFormatError(MemsaverError):
 
 
 class CertificationError(MemsaverError):
-    """A plan, as a planner proposed it or as a file has it, would change the training's results or is none.
+    """A plan from a planner or from a file is not valid, or would change the results of training.
 
-    ``strategy`` is the name of the planner that made it.
+    ``strategy`` is the name of the planner that made the plan, ``reason`` says what is wrong.
     """
 
     def __init__(self, strategy: str, reason: str) -> None:
@@ -105,8 +111,8 @@ class CertificationError(MemsaverError):
 
     def __str__(self) -> str:
         return (
-            f"the plan of planner '{self.strategy}' is not certified: {self.reason.rstrip('.')}. "
-            f"Make a new plan with tf_memsaver.search_plan, or choose another strategy; if the planner is not your own "
+            f"the plan of planner '{self.strategy}' cannot be used: {self.reason.rstrip('.')}. "
+            f"Make a new plan with tf_memsaver.search_plan, or choose another strategy. If the planner is not your own "
             f"and nobody changed the plan, please report this."
         )
 
@@ -116,9 +122,9 @@ class SecondDerivativeError(MemsaverError):
 
     def __str__(self) -> str:
         return (
-            "neither second nor forward-mode derivatives can be taken through a recompute segment. Optimize with "
-            "data=, what fit is given: then what a train_step or a compute_loss differentiates twice stays plain by "
-            "itself. Or use tf_memsaver.strip(model) for that part of the training."
+            "neither second nor forward-mode derivatives can be taken through layers that are recomputed. Give "
+            "optimize data= (your training data, as for fit): then the part that a train_step or a compute_loss "
+            "differentiates twice is automatically not recomputed. Or use tf_memsaver.strip(model) for that part."
         )
 
 
@@ -134,22 +140,28 @@ class MissingExtraError(MemsaverError):
 
 
 class MeasurementError(MemsaverError):
-    """A measuring process failed; the sentence carries the end of its log."""
+    """Memory could not be measured: TensorFlow does not count it here, or the measuring process failed.
+
+    The message says what to do, or has the end of the process's log.
+    """
 
 
 class OutputError(MemsaverError):
-    """The output could not be written; nothing is left of it."""
+    """The output could not be written. No part of it is left. ``path`` is where, ``reason`` says why."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"'{self.path}' cannot be written: {self.reason}. Nothing was left behind; see to space and permissions."
+        return (
+            f"'{self.path}' cannot be written: {self.reason}. No partial output was left. Check the disk space and the "
+            f"permissions, or choose another path."
+        )
 
 
 class OutputExistsError(MemsaverError):
-    """The output path holds something already. ``reason`` says why it may not be replaced; empty if it may be."""
+    """The output path already exists. ``reason`` says why it cannot be replaced; it is empty if it can."""
 
     def __init__(self, path: str, reason: str = "") -> None:
         super().__init__(path, reason)

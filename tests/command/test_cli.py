@@ -138,7 +138,7 @@ def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...]
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("plan", "cli_models:build"), "give --batch_size"),
+        (("plan", "cli_models:build"), "Give --batch_size"),
         (("plan", *SMALL, "--budget=lots"), "'lots' is not a number of bytes"),
         (("plan", *SMALL, "--strategy=magic"), "magic"),
         (("plan", *SMALL, "--keep=nothing"), "keep='nothing' matches no layer"),
@@ -150,20 +150,20 @@ def test_bad_command_line_is_one_line_and_2(run: Any, arguments: tuple[str, ...]
         (("plan", "cli_models:broken", "--batch_size=8"), "RuntimeError: no such thing"),
         (("plan", "cli_models:number", "--batch_size=8"), "gave a int, not a keras.Model"),
         (("plan", "cli_models:nothing_made", "--batch_size=8"), "it returned None"),
-        (("plan", "cli_models:sized", "--batch_size=8"), "called without arguments, and needs width."),
+        (("plan", "cli_models:sized", "--batch_size=8"), "called without arguments, but needs width."),
         (("plan", "cli_models:leaves", "--batch_size=8"), "it ended the program (sys.exit(0))"),
         (("plan", "cli_models:keras", "--batch_size=8"), "it is a module, neither a function nor a keras.Model"),
-        (("plan", *SMALL, "--input_shape=3,3,3"), "input_shape is only for names of keras.applications"),
+        (("plan", *SMALL, "--input_shape=3,3,3"), "input_shape is only for models of keras.applications"),
         (("plan", "resnet50", "--batch_size=8", "--input_shape=big"), "input_shape[0] must be a whole number"),
-        (("plan", *SMALL, "--optimizer=magic"), "optimizer='magic' is no optimizer that Keras can make"),
-        (("optimize", *SMALL), "say where to write"),
+        (("plan", *SMALL, "--optimizer=magic"), "Keras knows no optimizer named 'magic'"),
+        (("optimize", *SMALL), "--output is missing"),
         (("optimize", *SMALL, "--output=missing/out"), "does not exist"),
         (
             ("optimize", *SMALL, "--output=out", "--save_format=onnx"),
             "save_format must be one or more of keras, saved_model",
         ),
         (("verify", *SMALL, "--plan=none.json"), "cannot read a plan from 'none.json'"),
-        (("verify", *SMALL, "--plan=none.json", "--strategy=min_peak"), "--strategy says how to plan"),
+        (("verify", *SMALL, "--plan=none.json", "--strategy=min_peak"), "--strategy is for making a plan"),
     ],
 )
 def test_bad_input_is_one_error_line_and_2(run: Any, arguments: tuple[str, ...], expected: str) -> None:
@@ -206,7 +206,7 @@ def test_a_loss_that_cannot_be_loaded_is_left_out(run: Any, caplog: pytest.LogCa
     model.save("compiled.h5")
     code, out, _ = run("estimate", "compiled.h5", "--batch_size=8", "--format=json")
     assert code == 0 and json.loads(out)["units"][0]["label"] == "only"
-    assert "taken as not compiled; --optimizer and --loss" in caplog.text
+    assert "treated as not compiled. To compile it, use --optimizer and --loss" in caplog.text
 
 
 def test_another_backend_is_one_line_and_2(tmp_path: Path) -> None:
@@ -598,7 +598,7 @@ def test_optimize_a_saved_model(run: Any, tmp_path: Path) -> None:
     [
         (("--batch_size=4", "--function=other"), "no function 'other'"),
         (("--batch_size=4", "--optimizer=adam"), "--optimizer is for Keras models"),
-        ((), "give batch_size"),
+        ((), "Give batch_size"),
     ],
 )
 def test_bad_requests_for_saved_models(run: Any, tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:

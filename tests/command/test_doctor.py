@@ -159,8 +159,8 @@ pathlib.Path("weights").touch()
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("build()\n", "called no fit of a keras.Model"),
-        ("build().train_on_batch(images, labels)\n", "before it calls fit, or without it"),
+        ("build()\n", "without a call of fit on a keras.Model"),
+        ("build().train_on_batch(images, labels)\n", "not in fit"),
         (OWN_LOOP, "step=train_step"),
         ("sys.exit(3)\n", "ended by sys.exit(3) before it called fit"),
         ("build().fit(train, epoch=1)\n", "failed before it called fit (TypeError)"),

@@ -76,15 +76,15 @@ def optimized(folder: Path, config: str = "tf_memsaver>OptimizedModel") -> None:
         ("~", "'~'"),
         ("~/out", "'~'"),
         ("missing/out", "does not exist"),
-        ("out/plan.json/out", "is no folder"),
-        ("loop/out", "is no folder"),
+        ("out/plan.json/out", "is not a folder"),
+        ("loop/out", "is not a folder"),
         ("nul\0l", "null"),
         ("x" * 300, "too long"),
     ],
 )
 def test_never_a_target(here: Path, path: str, says: str, kind: TargetKind) -> None:
     if kind is FILE and str(path).endswith("/") and says != "empty":
-        says = "like that of a folder"
+        says = "like the path of a folder"
     for overwrite in (False, True):
         with pytest.raises(InvalidRequestError, match=says):
             check_target(path, kind, overwrite=overwrite)

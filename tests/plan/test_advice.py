@@ -37,10 +37,10 @@ def test_a_plan_that_saves_has_no_advice() -> None:
 def test_what_is_pinned_is_named_with_its_reason() -> None:
     found = advised(deep(pinned=RANDOM))
     assert "recomputes nothing, so it saves no memory" in found
-    assert f"'dense_0' {RANDOM}" in found and "12 of 24 layers cannot be replayed" in found
-    assert "Try granularity='op', which cuts inside all layers, or" in found
+    assert f"'dense_0' {RANDOM}" in found and "12 of 24 layers cannot be recomputed" in found
+    assert "Try granularity='op', which plans inside all layers, or" in found
     by_layers = advised(deep(pinned=RANDOM), granularity="layer")
-    assert "Try granularity='auto', which cuts inside layers, too, or" in by_layers
+    assert "Try granularity='auto', which also plans inside layers, or" in by_layers
     noted = advised(replace(deep(pinned=RANDOM), note="by layers alone, since its steps are eager"))
     assert "The plan is by layers alone, since its steps are eager. Try granularity='op'" in noted
     assert "Try granularity='op', which" in advised(deep(pinned=RANDOM), granularity="auto")
@@ -66,7 +66,7 @@ def test_the_plain_step_is_what_was_asked_for() -> None:
 
 def test_a_budget_that_the_plain_step_keeps() -> None:
     found = advised(deep(), budget_bytes=1 << 40)
-    assert "within the budget of 1.00 TiB as it is" in found
+    assert "already fits the budget of 1.00 TiB" in found
 
 
 def test_little_time_allowed() -> None:
@@ -97,7 +97,7 @@ def test_a_plan_that_costs_more_than_it_saves_says_so(saved: float, overhead: fl
     assert bool(found) == says
     if says:
         assert "saves 10.0% of the peak, for a step that takes 29% longer" in found
-        assert "may end at 1 of 17 places" in found and "since 6 tensors are added up" in found
+        assert "may end at 1 of 17 places" in found and "since 6 tensors are added" in found
         assert "an activation after each term" in found
 
 

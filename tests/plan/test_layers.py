@@ -43,7 +43,7 @@ def test_reasons_are_those_of_the_graph_and_the_hints() -> None:
     assert layers[-1].reason == REASON
     assert layers[4].reason == "is named in keep=" and layers[4].decision == "pinned"
     assert layers[8].reason == "is named in recompute=" and layers[8].decision == "recomputed"
-    assert layers[2].reason == "min_peak chose it"
+    assert layers[2].reason == "chosen by planner min_peak"
 
 
 def test_bytes_are_those_that_the_plain_step_keeps() -> None:

@@ -54,7 +54,7 @@ def test_budgets_are_kept_by_the_compiler(traced: Any, caplog: Any) -> None:
     assert plan.recomputed and plan.peak_bytes <= between
     assert compiled_step_memory(traced.apply(plan), Batch(*DATA)).peak_bytes == plan.peak_bytes
     kept = traced.plan(budget=plain)
-    assert not kept.recomputed and "the plain step" in kept.advice and "as it is" in kept.advice
+    assert not kept.recomputed and "the plain step" in kept.advice and "already fits" in kept.advice
     with pytest.raises(tf_memsaver.InfeasibleBudgetError) as error:
         traced.plan(budget=plain // 20)
     assert "XLA compiles this step" not in caplog.text, "plans are compiled as what they are to be"
@@ -93,7 +93,7 @@ def test_what_is_not_compiled_is_planned_for_the_graph() -> None:
     plan = tf_memsaver.search_plan(chain(jit_compile=True), data=DATA, executor="graph")
     assert plan.request.executor == "graph" and "predicted peak" in str(plan)
     bare = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-    with pytest.raises(tf_memsaver.InvalidRequestError, match="compile the model first"):
+    with pytest.raises(tf_memsaver.InvalidRequestError, match="needs a compiled model"):
         tf_memsaver.search_plan(bare, batch_size=4, executor="xla")
 
 
@@ -130,17 +130,17 @@ def test_an_estimate_has_the_compilers_peak_where_fit_compiles(traced: Any) -> N
 def test_a_curve_is_not_asked_of_the_compiler_and_says_so(traced: Any, caplog: Any) -> None:
     with caplog.at_level("WARNING", logger="absl"):
         assert len(traced.curve(points=3)) > 1
-        assert "the curve is worked out for TensorFlow's own executor" in caplog.text
+        assert "the curve is computed for TensorFlow's own executor" in caplog.text
         caplog.clear()
         tf_memsaver.memory_time_curve(chain(jit_compile=False), data=DATA, points=3)
-    assert "worked out for" not in caplog.text
+    assert "computed for" not in caplog.text
 
 
 def test_the_largest_batch_is_not_asked_of_the_compiler_and_says_so(caplog: Any) -> None:
     model = chain(jit_compile=True)
     with caplog.at_level("WARNING", logger="absl"):
         tf_memsaver.max_batch_size(model, budget="16MiB", batch_size=64, predict_only=True)
-    assert "worked out for TensorFlow's own executor" in caplog.text
+    assert "computed for TensorFlow's own executor" in caplog.text
 
 
 def test_where_nothing_can_be_replayed_the_reason_is_said() -> None:

@@ -42,7 +42,7 @@ try:
 except MeasurementError as error:
     print(error)
 """)
-    assert 'os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1" before the first' in printed
+    assert "os.environ['TF_CPU_ALLOCATOR_USE_BFC'] = '1' before the first" in printed
 
 
 def test_what_they_are_told_works() -> None:

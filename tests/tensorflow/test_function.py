@@ -314,7 +314,7 @@ _WEIGHT = tf.Variable(tf.eye(4))
         (_no_weights, [tf.TensorSpec((2, 4))], UnsupportedModelError, "no trainable"),
         (lambda x: tf.shape(x @ _WEIGHT), [tf.TensorSpec((2, 4))], UnsupportedModelError, "no floating"),
         (lambda x: x @ _WEIGHT, [tf.TensorSpec((None, 4))], InvalidRequestError, "batch_size"),
-        (lambda x: x @ _WEIGHT, [tf.TensorSpec((2, None, 4))], UnknownDimensionError, "unknown dimension"),
+        (lambda x: x @ _WEIGHT, [tf.TensorSpec((2, None, 4))], UnknownDimensionError, "is unknown"),
         (lambda x: x @ _WEIGHT, [], InvalidRequestError, "specs"),
         (lambda x: x @ _WEIGHT, [tf.TensorSpec((2, 3))], InvalidRequestError, "cannot be traced"),
         ("function", [], InvalidRequestError, "expected a function"),

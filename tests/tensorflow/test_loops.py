@@ -375,7 +375,7 @@ def test_a_network_that_is_called_with_several_tensors_is_taken_apart(
     assert_same(*outcomes)
     trainer.net.save(tmp_path / "net.keras")
     loaded = keras.models.load_model(tmp_path / "net.keras")
-    assert type(loaded) is Several and "loaded as a plain model. Optimize it again, with step=" in caplog.text
+    assert type(loaded) is Several and "loaded as a plain one. Optimize it again, with step=" in caplog.text
     assert all(np.array_equal(a, b) for a, b in zip(loaded.weights, trainer.net.weights, strict=True))
 
 
@@ -495,7 +495,7 @@ def test_what_does_not_fit_is_told_at_once() -> None:
     def needs_three(x: Any, y: Any, z: Any) -> None:
         raise AssertionError("it is not called")
 
-    with pytest.raises(InvalidRequestError, match=r"step 'needs_three' takes \(x: .*\) -> .*, and .* has 2 parts"):
+    with pytest.raises(InvalidRequestError, match=r"step 'needs_three' takes \(x: .*\) -> .*, but .* has 2 parts"):
         tf_memsaver.optimize(trainer.net, data=pairs(), step=needs_three)
     with pytest.raises(InvalidRequestError, match="step= needs data="):
         tf_memsaver.optimize(trainer.net, batch_size=4, step=trainer.step)
@@ -528,7 +528,7 @@ def test_what_would_keep_the_plain_model_is_a_warning(caplog: pytest.LogCaptureF
     traced = tf.function(trainer.step)
     traced(X[:64], X[:64])
     tf_memsaver.optimize(trainer.net, data=pairs(), step=traced)
-    assert "tf.function 'step' has been traced already" in caplog.text
+    assert "tf.function 'step' is already traced" in caplog.text
     caplog.clear()
 
     def step(net: Any, x: Any, y: Any) -> Any:
@@ -539,4 +539,4 @@ def test_what_would_keep_the_plain_model_is_a_warning(caplog: pytest.LogCaptureF
         return loss
 
     tf_memsaver.optimize(trainer.net, data=pairs(), step=functools.partial(step, trainer.net))
-    assert "model 'net' as an argument of the functools.partial of 'step', which no assignment changes" in caplog.text
+    assert "model 'net' as an argument of the functools.partial of 'step', which cannot be assigned" in caplog.text

@@ -55,7 +55,7 @@ def test_without_data_and_without_a_step() -> None:
 
 
 def test_what_is_no_budget_for_several_batch_sizes() -> None:
-    with pytest.raises(InvalidRequestError, match="for one batch size"):
+    with pytest.raises(InvalidRequestError, match="depends on the batch size"):
         tf_memsaver.max_batch_size(deep(), budget="80%")
     with pytest.raises(InfeasibleBudgetError):
         tf_memsaver.max_batch_size(deep(), budget="1MiB", predict_only=True)

@@ -346,7 +346,7 @@ class TrainStepAlone(keras.Model):
 
 @pytest.mark.parametrize("inputs", [None, tf.TensorSpec((None, 8))], ids=["untold", "told"])
 def test_networks_inside_a_model_without_a_call(inputs: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"has no call\(\).*Give data=, what fit is given"):
+    with pytest.raises(UnsupportedModelError, match=r"has no call\(\).*Give data= "):
         tf_memsaver.optimize(TrainStepAlone(), batch_size=4, inputs=inputs)
     losses = []
     for optimize in (False, True):
@@ -464,7 +464,7 @@ def test_a_network_that_has_a_plan_is_named() -> None:
     model.base = tf_memsaver.optimize(model.base, batch_size=4096, strategy="min_peak")
     assert model.base.memsaver_plan.recomputed
     for granularity in ("layer", "op"):
-        with pytest.raises(UnsupportedModelError, match=r"'base' inside of model '.*' has a plan already"):
+        with pytest.raises(UnsupportedModelError, match=r"'base' inside model '.*' already has a plan"):
             tf_memsaver.estimate(model, batch_size=64, granularity=granularity, inputs=spec)
 
 

@@ -451,7 +451,7 @@ def test_a_step_that_is_left_out_is_a_warning(caplog: pytest.LogCaptureFixture) 
     model = residual(LikeKeras)
     optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
     tf_memsaver.estimate(model, batch_size=4)
-    told = "what is planned is its call alone, with a step as Keras makes it. Give data="
+    told = "Only its call is planned, as in a step of Keras's own train_step. Give data="
     assert caplog.text.count(told) == 1
     caplog.clear()
     given = (np.zeros((4, 16, 16, 3), np.float32), np.zeros((4,), np.int64))
@@ -488,7 +488,7 @@ def test_what_a_loss_differentiates_twice_stays_plain() -> None:
     assert optimized.memsaver_plan.recomputed == tuple(f"informed/{layer.name}" for layer in model.layers[1:-1])
     found = tf_memsaver.verify(model, optimized, data=given, steps=3)
     assert found.identical and found.to_json()["compared"]["weight after fit"]
-    with pytest.raises(SecondDerivativeError, match="Optimize with data="):
+    with pytest.raises(SecondDerivativeError, match="Give optimize data="):
         blind.fit(given, shuffle=False, verbose=0)
 
 

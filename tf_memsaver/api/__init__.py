@@ -1,6 +1,6 @@
-"""The verbs: each a few lines over the rooms below. Here are those for models.
+"""The public verbs for models, each a few lines.
 
-Not here: how anything is done.
+Not here: the work itself, which the rooms below do.
 """
 
 from __future__ import annotations
@@ -80,23 +80,30 @@ __all__ = [
 
 
 class Trace(TracedStep):
-    """One training step of a model as it was traced: what comes of it is worked out without tracing it again.
+    """One traced training step of a model. Its methods estimate and plan without tracing the step again.
 
-    ``graph`` is the step, ``model`` the plain model. Two plans that differ in nothing but their limits share what was
-    computed for the first.
+    ``graph`` is the step, ``model`` the plain model. Plans that differ only in their limits share computations, so the
+    second one takes less time.
     """
 
     def apply(self, plan: Plan) -> Any:
-        """Return the model as one that trains by ``plan``; what is returned and raised is ``apply_plan``'s."""
+        """Return a model that trains by ``plan``. It returns and raises what ``apply_plan`` does."""
         return apply_plan(self.model, plan)
 
 
 @takes(CaptureOptions)
 def trace(model: Any, **options: Unpack[CaptureOptions]) -> Trace:
-    """Trace one training step of ``model``, to be planned as often as one likes; nothing is run or changed.
+    """Trace one training step of ``model`` and return the result, from which you can make any number of plans.
 
-    ``estimate()``, ``plan(budget=...)``, ``curve()`` and ``apply(plan)`` of the result trace nothing again. The other
-    verbs are short forms of it.
+    The step is not run, and the model does not change. The methods ``estimate()``, ``plan(budget=...)``, ``curve()``
+    and ``apply(plan)`` of the result do not trace again. ``estimate``, ``search_plan``, ``memory_time_curve`` and
+    ``optimize`` are short forms of them.
+
+    Example::
+
+        traced = tf_memsaver.trace(model, data=train_ds)
+        print(traced.estimate())
+        model = traced.apply(traced.plan(budget="6GiB"))
 
     Args:
       model: as in ``optimize``.
@@ -112,44 +119,61 @@ def trace(model: Any, **options: Unpack[CaptureOptions]) -> Trace:
 
 @functools.wraps(model_step.capture_graph)
 def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
-    """Return the traced step of a model, the plain one's if it is optimized."""
+    """Return the graph of one plain training step; an optimized model is traced in its plain form."""
     return trace(model, **options).graph
 
 
 @takes(CalibratedOptions)
 def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
-    """Return ``model`` as one of the same class, over the same layers and variables, that trains in less memory.
+    """Return a model that trains in less memory, with the same layers and variables as ``model``.
 
-    The original stays as it was; the plan is in the result's ``memsaver_plan``. A compiled model comes back compiled,
-    with the same optimizer object; compile it before, so that the optimizer's slots count towards the budget. A model
-    that is optimized already gets another plan.
+    The result has the same class as ``model``. In training, it keeps some activations and recomputes the others in the
+    backward pass (gradient checkpointing); a planner chooses which. Without XLA, losses, gradients and weights are the
+    same bit for bit for most models (``verify`` checks yours). ``model`` itself does not change, and training one
+    trains both, since they share their variables.
 
-    What the plan saves is logged (absl, level INFO) and, in a notebook or on a terminal, shown. A plan that saves less
-    than 3% is a warning, which says why and what to try.
+    Compile ``model`` first, so that the optimizer's slots count towards the budget. The result is compiled, too, with
+    the same optimizer object. If ``model`` is already optimized, the result has a new plan.
+
+    ``result.memsaver_plan`` is the plan (a ``Plan``). A line in the log (absl, level INFO) says what it saves; it is
+    also shown in a notebook or on a terminal. If the plan saves less than 3% of the peak, a warning says why and what
+    to try. All figures are predicted; ``measure`` runs real steps. ``strip`` returns the plain model.
 
     Example::
 
-        model.compile("adam", "mse")
-        model = tf_memsaver.optimize(model, data=train_ds)  # about the smallest peak for at most 30% more time
-        model.fit(train_ds)
+        import keras
+        import tf_memsaver
 
-        model = tf_memsaver.optimize(model, batch_size=32, budget="6GiB")  # the quickest step within 6 GiB
-        print(model.memsaver_plan)
+        model = keras.applications.ResNet50(weights=None, classes=10)
+        model.compile("adam", "sparse_categorical_crossentropy")
+
+        # About the smallest peak for at most 30% more time. train_ds is what you give to fit.
+        optimized = tf_memsaver.optimize(model, data=train_ds)
+        optimized.fit(train_ds)
+        print(optimized.memsaver_plan)
+
+        # The quickest step within 6 GiB, at batch size 32.
+        optimized = tf_memsaver.optimize(model, batch_size=32, budget="6GiB")
 
     Args:
-      model: a Keras 3 model on the TensorFlow backend: a built Functional or Sequential one, or any with ``inputs``.
+      model: a Keras 3 model on the TensorFlow backend: Functional, Sequential or subclassed. With ``step``, a network
+        that the step calls, or a tuple, list or dict of networks; the result has the same structure.
+
+    Returns:
+      The optimized model.
 
     Raises:
-      InfeasibleBudgetError: nothing fits the budget; it names the smallest that works. With ``calibrate``, also where
-        real steps by no plan kept the budget.
-      InfeasibleOverheadError: the strategy's plan is slower than ``max_overhead`` allows.
-      HintError: a pattern of ``keep``, ``recompute`` or ``candidates`` matches no layer, or they contradict each other.
-      UnsupportedModelError: the model is of a kind that cannot be planned; the sentence says what would help.
-      UnknownDimensionError: an input has a dimension, other than the batch, that is not known.
-      InvalidRequestError: an argument has no meaning; the sentence names it and what is accepted.
+      InfeasibleBudgetError: no plan fits the budget; the message names the smallest budget that works. With
+        ``calibrate``, also if the real steps of no plan kept the budget.
+      InfeasibleOverheadError: the plan is slower than ``max_overhead`` allows.
+      HintError: a pattern of ``keep``, ``recompute`` or ``candidates`` matches no layer, or two of them contradict each
+        other.
+      UnsupportedModelError: this kind of model cannot be planned; the message says what would help.
+      UnknownDimensionError: the size of an input dimension other than the batch is not known.
+      InvalidRequestError: an argument is not valid; the message names it and says what is accepted.
     """
     if options["calibrate"] and options["budget"] is None:
-        raise InvalidRequestError("calibrate=True holds real steps to a budget: give one, such as budget='80%'.")
+        raise InvalidRequestError("calibrate=True compares real steps with a budget. Give one, such as budget='80%'.")
     traced, plan = _planned(model, options)
     if options["calibrate"]:
         plan = _calibrated(traced, plan, options)
@@ -187,15 +211,23 @@ def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
 
 @takes(OptimizeOptions)
 def search_plan(model: Any, **options: Unpack[OptimizeOptions]) -> Plan:
-    """Trace one training step of ``model`` and return the plan of ``strategy`` for it; nothing is run or changed.
+    """Return the plan that ``optimize`` would use, without making a model. No step is run.
+
+    ``print(plan)`` shows the predicted peaks and the extra time in one sentence; ``plan.layers`` says what happens to
+    each layer and why; ``plan.save(path)`` writes it to a file. ``apply_plan(model, plan)`` makes the model.
+
+    Example::
+
+        plan = tf_memsaver.search_plan(model, data=train_ds, budget="6GiB")
+        print(plan)
 
     Args:
-      model: a Keras 3 model on the TensorFlow backend, as in ``optimize``.
+      model: as in ``optimize``.
 
     Raises:
-      InfeasibleBudgetError: nothing fits the budget; it names the smallest that works.
-      InfeasibleOverheadError: the strategy's plan is slower than ``max_overhead`` allows.
-      HintError: a pattern matches no layer, or the hints contradict each other.
+      InfeasibleBudgetError: no plan fits the budget; the message names the smallest budget that works.
+      InfeasibleOverheadError: the plan is slower than ``max_overhead`` allows.
+      HintError: a pattern matches no layer, or two hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     return _planned(model, options)[1]
@@ -210,17 +242,18 @@ def _planned(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
 
 @takes(CurveOptions)
 def memory_time_curve(model: Any, **options: Unpack[CurveOptions]) -> tuple[Plan, ...]:
-    """Trace one training step of ``model`` and return what memory costs in time: plans from plain to the least peak.
+    """Return plans from the plain step to the smallest peak: the curve of memory against time.
 
-    No plan of them beats another one in both. Read ``peak_bytes`` (of a whole step) and ``step_overhead`` (a share of
-    the plain step's time) off them, and give the one you choose to ``apply_plan``. The peaks are those of TensorFlow's
-    own executor: a warning says so where ``fit`` compiles the model with XLA.
+    Each plan has ``peak_bytes``, the predicted peak of a whole step, and ``step_overhead``, its extra time as a share
+    of the plain step's time. No plan on the curve beats another in both. Give the plan that you choose to
+    ``apply_plan``. The peaks are for TensorFlow's own executor; if ``fit`` compiles the model with XLA, a warning says
+    so. No step is run.
 
     Args:
       model: as in ``optimize``.
 
     Raises:
-      HintError: a pattern matches no layer, or the hints contradict each other.
+      HintError: a pattern matches no layer, or two hints contradict each other.
       UnsupportedModelError, UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     check_before_tracing(model, options)
@@ -229,11 +262,12 @@ def memory_time_curve(model: Any, **options: Unpack[CurveOptions]) -> tuple[Plan
 
 @takes(ReportOptions)
 def report(model: Any, output: str | os.PathLike[str], **options: Unpack[ReportOptions]) -> Plan:
-    """Plan as ``search_plan`` does, write one page of HTML that shows the plan, and return the plan.
+    """Plan as ``search_plan`` does, write an HTML page that shows the plan, and return the plan.
 
-    The page has the step's memory over time, plain and planned, with the tensors alive; memory against time; where the
-    peak falls; and what becomes of each layer. All of it is predicted: nothing is run. The page needs no network. To
-    show a plan that is there already: ``trace(model, ...).report(plan, output)``.
+    The page shows the memory of the step over time, plain and planned, with the tensors that are alive; memory against
+    time; where the peak is; and what happens to each layer, and why. All figures are predicted; no step is run. A
+    browser shows the page without a network. For a plan that you already have, use
+    ``trace(model, ...).report(plan, output)``.
 
     Args:
       model: as in ``optimize``.
@@ -242,7 +276,7 @@ def report(model: Any, output: str | os.PathLike[str], **options: Unpack[ReportO
     Raises:
       MissingExtraError: plotly is not installed.
       InvalidRequestError, OutputExistsError, OutputError: ``output`` cannot be written.
-      MemsaverError: what ``search_plan`` raises.
+      MemsaverError: the errors of ``search_plan``.
     """
     plotly()
     target = check_target(output, TargetKind.FILE, overwrite=options["overwrite"])
@@ -253,21 +287,25 @@ def report(model: Any, output: str | os.PathLike[str], **options: Unpack[ReportO
 
 @takes(ApplyOptions)
 def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
-    """Return ``model`` as one that trains by ``plan``; an optimized model changes its plan.
+    """Return a model that trains by ``plan``, as ``optimize`` does. For an optimized model, ``plan`` replaces its plan.
 
-    The plan is certified for this model first. That traces a training step, unless the plan was made for the same model
-    object in this process.
+    First, the plan is checked against the model. This traces a training step, which takes seconds, unless the plan was
+    made for the same model object in this process.
+
+    Example::
+
+        plan = tf_memsaver.Plan.load("plan.json")
+        optimized = tf_memsaver.apply_plan(model, plan)
 
     Args:
-      model: what the plan was made for; with ``step`` as in ``optimize``.
-      plan: what ``search_plan`` returned, here or in another process.
+      model: the model that the plan was made for; with ``step``, as in ``optimize``.
+      plan: a plan from ``search_plan``, from this or another process.
 
     Raises:
-      InvalidRequestError: ``plan`` is no Plan.
-      PlanMismatchError: the plan was made for another model; it names the first layer that differs.
-      CertificationError: the plan replays what cannot be replayed, or cuts where results would change.
-      UnsupportedModelError: the model computes in a ``call`` of its own, and its inputs are not known: ``data`` tells
-        them.
+      InvalidRequestError: ``plan`` is not a Plan.
+      PlanMismatchError: the plan was made for another model; the message names the first layer that differs.
+      CertificationError: the plan recomputes a layer that cannot be recomputed, or would change results.
+      UnsupportedModelError: the model has its own ``call``, and its inputs are not known. Give ``data``.
     """
     plain = _plain_subject(model, options)
     if options["data"] is not None and isinstance(plan, Plan):
@@ -279,22 +317,27 @@ def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
 
 
 def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:
-    """Return what is trained, plain: a model or, with the option ``step``, the loop that calls it or them."""
+    """Return the plain model or, with the option ``step``, the loop that calls its networks."""
     return subject_of(mapped(strip, model), options)
 
 
 @takes(EstimateOptions)
 def estimate(model: Any, **options: Unpack[EstimateOptions]) -> Estimate:
-    """Return where the bytes of one plain training step of ``model`` go; nothing is run.
+    """Return where the memory of one plain training step of ``model`` goes, in bytes. No step is run.
 
-    Where ``fit`` compiles the model with XLA, its compiler is asked for the peak (``compiled_peak_bytes``), which takes
-    as long as the first step of ``fit``.
+    ``print(estimate)`` shows the predicted peak and the activations; ``estimate.units`` has one entry for each layer.
+    If ``fit`` compiles the model with XLA, the compiler reports the peak (``compiled_peak_bytes``). This takes as long
+    as the first step of ``fit``.
+
+    Example::
+
+        print(tf_memsaver.estimate(model, data=train_ds))
 
     Args:
       model: as in ``optimize``.
 
     Raises:
-      UnsupportedModelError: see ``capture_graph``; or XLA cannot compile the step, as ``fit`` could not.
+      UnsupportedModelError: see ``capture_graph``; also if XLA cannot compile the step (``fit`` would fail, too).
       UnknownDimensionError, InvalidRequestError: see ``capture_graph``.
     """
     return trace(model, **options).estimate()
@@ -302,20 +345,27 @@ def estimate(model: Any, **options: Unpack[EstimateOptions]) -> Estimate:
 
 @takes(LargestBatchOptions)
 def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> LargestBatch:
-    """Return the largest batch that trains within ``budget``, with its plan, and what smaller ones come to.
+    """Return the largest batch that trains within ``budget``, with its plan and the speed of some smaller batches.
 
-    It is found by planning, to 0.4%: the step is traced at two batch sizes, planned for others by the line between
-    them, and traced once more at the answer. ``apply_plan(model, found.plan)`` makes the model that trains it.
+    The batch is found by planning, to within 0.4%. The step is traced at two batch sizes; the memory at other sizes is
+    interpolated or extrapolated linearly, and the step is traced once more at the answer. Then real steps in a separate
+    process confirm it, unless ``predict_only=True``.
+
+    Example::
+
+        found = tf_memsaver.max_batch_size(model, data=train_ds, budget="6GiB")
+        print(found)
+        optimized = tf_memsaver.apply_plan(model, found.plan)
 
     Args:
       model: as in ``optimize``.
-      budget: as in ``optimize``, but no share; if none is given, what the device has left.
-      batch_size: a size to begin with, where data does not tell one; 32 without both.
+      budget: as in ``optimize``, but not a share; by default, the memory that the device has left.
+      batch_size: the first size to try, if ``data`` does not give one (default: 32).
 
     Raises:
-      InfeasibleBudgetError, InfeasibleOverheadError: not even a batch of one trains so.
+      InfeasibleBudgetError, InfeasibleOverheadError: not even a batch of one sample fits.
       MeasurementError: the steps at the answer could not be run.
-      MemsaverError: what ``search_plan`` raises.
+      MemsaverError: the errors of ``search_plan``.
     """
     check_before_tracing(model, options)
     start = options["batch_size"] or (32 if options["data"] is None else None)
@@ -324,10 +374,11 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     told = told_of(plain, {**options, "batch_size": start})
     request = request_of({**options, "budget": options["budget"] or AUTO}, told.model)
     if request.budget_bytes is None:
-        raise InvalidRequestError("a share of the plain peak is a budget for one batch size. Give bytes, or 'auto'.")
-    warn_where_xla_runs(
-        told.model, request, "the largest batch is", "Planning it again, by optimize(..., batch_size=..., budget=...),"
-    )
+        raise InvalidRequestError(
+            "a budget in percent depends on the batch size, so it cannot limit the largest batch. Give bytes, such as "
+            "budget='6GiB', or 'auto'."
+        )
+    warn_where_xla_runs(told.model, request, "the largest batch is", "optimize(..., batch_size=..., budget=...)")
 
     def capture(size: int) -> Graph:
         logging.info("tf_memsaver: tracing the step of '%s' at a batch of %d", told.model.name, size)

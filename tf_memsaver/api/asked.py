@@ -74,7 +74,9 @@ _OF_WHAT_IS_LEFT = 0.9
 def _bytes_left() -> int:
     left = bytes_left()
     if left is None:
-        raise InvalidRequestError("budget='auto': this system does not tell how much memory is left. Give bytes.")
+        raise InvalidRequestError(
+            "budget='auto': the memory that this system has left cannot be read. Give bytes, such as budget='6GiB'."
+        )
     return left
 
 

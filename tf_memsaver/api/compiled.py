@@ -44,7 +44,9 @@ def is_for_xla(model: Any, request: Request) -> bool:
     if request.executor != "xla":
         return request.executor == "auto" and fit_compiles(model)
     if not getattr(model, "compiled", False):
-        raise InvalidRequestError("executor='xla' compiles the step of fit: compile the model first (model.compile).")
+        raise InvalidRequestError(
+            "executor='xla' needs a compiled model. Call model.compile(...) first, or leave executor= out."
+        )
     return True
 
 
@@ -55,8 +57,8 @@ def warn_where_xla_runs(model: Any, request: Request, what: str, instead: str) -
     """
     if is_for_xla(model, request):
         logging.warning(
-            "tf_memsaver: XLA compiles the steps of '%s', and %s worked out for TensorFlow's own executor. %s asks "
-            "XLA's compiler.",
+            "tf_memsaver: fit compiles the steps of '%s' with XLA, but %s computed for TensorFlow's own executor. "
+            "For XLA's figures, use %s.",
             model.name,
             what,
             instead,
@@ -206,7 +208,7 @@ def _advice(plan: Plan) -> str:
     if budget is not None and plan.plain_peak_bytes <= budget:
         return (
             f"the plan recomputes nothing: as XLA compiles it, the plain step ({format_bytes(plan.plain_peak_bytes)}) "
-            f"is within the budget of {format_bytes(budget)} as it is"
+            f"already fits the budget of {format_bytes(budget)}"
         )
     if plan.advice and not plan.recomputed_units:
         return plan.advice

@@ -24,29 +24,35 @@ if TYPE_CHECKING:
 
 @takes(FunctionOptions)
 def optimize_function(function: Any, *specs: Any, **options: Unpack[FunctionOptions]) -> Any:
-    """Return a ``tf.function`` that computes what ``function`` does, over its variables, and trains in less memory.
+    """Return a ``tf.function`` that computes the same as ``function``, with the same variables, and needs less memory.
 
-    Segments are made of single operations, so that a plan may keep a matrix product and recompute the softmax after
-    it; ``keep``, ``recompute`` and ``candidates`` name operations. Nothing of Keras is needed: a plain ``tf.Module``,
-    or a function of a loaded SavedModel, will do. Gradients are taken outside, by a tape around the call, and are
-    bit-identical in a ``tf.function``.
+    It saves memory when you take gradients through it, with a tape around the call. In a ``tf.function``, the gradients
+    are the same bit for bit. The function needs nothing of Keras: methods of a ``tf.Module`` and functions of a loaded
+    SavedModel work. A plan chooses single operations, so it can keep a matrix product and recompute the softmax after
+    it; ``keep``, ``recompute`` and ``candidates`` are names of operations.
+
+    Example::
+
+        smaller = tf_memsaver.optimize_function(function, tf.TensorSpec((None, 256)), batch_size=1024)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(smaller(x))
 
     Args:
       function: a ``tf.function``, a concrete function, or a Python function to trace.
-      *specs: what to trace it with (``tf.TensorSpec``, or Python values for arguments that are no tensors); none for a
-        concrete function. A first dimension may be unknown and stays free.
-      batch_size: what a free first dimension is planned for. It may be left out where all dimensions are known.
-      budget: as in ``optimize``; what the training step takes outside the function is not known, and not counted.
+      *specs: the arguments to trace it with: ``tf.TensorSpec``, or Python values for arguments that are not tensors;
+        none for a concrete function. The size of the first dimension may be unknown, and then stays free.
+      batch_size: the size to plan for if the first dimension is free; not needed if all sizes are known.
+      budget: as in ``optimize``, but memory that the training step takes outside the function is not counted.
 
     Returns:
-      A ``tf.function`` with the plan in its attribute ``memsaver_plan``. It stands for the trace with the given specs:
-      called with another Python value, it raises.
+      A ``tf.function`` with the plan in its attribute ``memsaver_plan``. It accepts tensors that match the specs; other
+      Python values than those in ``specs`` are an error.
 
     Raises:
-      InvalidRequestError: a dimension is free and there is no ``batch_size``, or an argument has no meaning.
-      UnknownDimensionError: a dimension other than the first is unknown.
+      InvalidRequestError: the first dimension is free and ``batch_size`` is missing, or an argument is not valid.
+      UnknownDimensionError: the size of a dimension other than the first is not known.
       UnsupportedModelError: the function uses no trainable variable, or returns nothing that has a gradient.
-      MemsaverError: what ``search_plan`` raises for plans.
+      MemsaverError: the errors of ``search_plan``.
     """
     request = request_of(options, granularity="op")
     calls = FunctionCalls(concrete_function(function, specs))
@@ -62,25 +68,29 @@ def rewrite_saved_model(
     target: str | os.PathLike[str],
     **options: Unpack[SavedModelOptions],
 ) -> dict[str, Plan]:
-    """Write a SavedModel anew so that training through its functions takes less memory; return the plans by function.
+    """Write a copy of a SavedModel that trains in less memory, and return the plans by function name.
 
-    The model's Python code is not needed, and neither is tf_memsaver where the result is loaded. Functions that
-    gradients can be taken through are rewritten as ``optimize_function`` does it: those traced with ``training=True``,
-    and those without such an argument that use trainable variables. Serving signatures, variables and their names,
-    assets and all other objects are carried over.
+    The model's Python code is not needed, and programs that load the copy do not need tf_memsaver. Functions that
+    gradients go through are rewritten as by ``optimize_function``: those traced with ``training=True``, and those
+    without a ``training`` argument that use trainable variables. Serving signatures, variables and their names, assets
+    and all other objects are copied.
+
+    Example::
+
+        plans = tf_memsaver.rewrite_saved_model("saved_model", "rewritten", batch_size=32, budget="2GiB")
 
     Args:
       source: the folder of a SavedModel.
       target: the folder to write.
-      batch_size: what a free first dimension is planned for.
+      batch_size: the size to plan for if the first dimension is free.
       budget: as in ``optimize_function``.
 
     Raises:
-      InvalidRequestError: ``source`` is no readable SavedModel, or has no such function; or ``target`` is no place for
-        output (an empty path, a folder in use, the source).
+      InvalidRequestError: ``source`` is not a readable SavedModel or has no such function, or ``target`` cannot be
+        written to (an empty path, a folder with other files, the source itself).
       OutputExistsError: ``target`` exists and may not be replaced.
-      UnsupportedModelError: nothing in it can be trained.
-      MemsaverError: what ``optimize_function`` raises.
+      UnsupportedModelError: nothing in the SavedModel can be trained.
+      MemsaverError: the errors of ``optimize_function``.
     """
     request = request_of(options, granularity="op")
     plans = saved_model.rewrite(

@@ -1,4 +1,4 @@
-"""A traced step, and all that comes of it without a model: estimates, plans, curves, reports and plots."""
+"""A traced step, and what is made from it without the model: estimates, plans, curves, reports and plots."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 class TracedStep:
-    """One training step as it was traced; ``graph`` is the step, ``model`` the plain model that it is of."""
+    """One traced training step; ``graph`` is the step, ``model`` the plain model."""
 
     def __init__(self, model: Any, graph: Graph, **how: Any) -> None:
-        """Wrap a captured step and how it was captured; ``trace`` makes it."""
+        """Take a captured step, and the options that it was captured with. ``trace`` makes objects of this class."""
         self.model, self.graph = model, graph
         self._how, self._given = part_of(how, RequestOptions), part_of(how, Batches)
         self._plans = Plans(graph, versions=versions())
@@ -57,10 +57,10 @@ class TracedStep:
         )
 
     def estimate(self) -> Estimate:
-        """Return where the bytes of the plain step go; if ``fit`` compiles it, XLA's compiler is asked for its peak.
+        """Return where the memory of the plain step goes, in bytes, as ``tf_memsaver.estimate`` does.
 
         Raises:
-          UnsupportedModelError: XLA cannot compile the step, as ``fit`` could not.
+          UnsupportedModelError: ``fit`` uses XLA, and XLA cannot compile the step.
         """
         found, plain = Estimate.from_graph(self.graph), request_of({}, self.model, strategy="plain", **self._how)
         if not is_for_xla(self.model, plain):
@@ -69,10 +69,10 @@ class TracedStep:
 
     @takes(PlanOfTraceOptions)
     def plan(self, **options: Unpack[PlanOfTraceOptions]) -> Plan:
-        """Return the plan of ``strategy`` for the step.
+        """Return a plan for the step, as ``tf_memsaver.search_plan`` does.
 
         Raises:
-          MemsaverError: what ``search_plan`` raises for limits and hints.
+          MemsaverError: the errors of ``search_plan`` for limits and hints.
         """
         request = request_of(options, self.model, **self._how)
         if is_for_xla(self.model, request):
@@ -88,10 +88,10 @@ class TracedStep:
 
     @takes(CurveOfTraceOptions)
     def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:
-        """Return plans of the step from plain to the least peak, as ``memory_time_curve`` does.
+        """Return plans from the plain step to the smallest peak, as ``tf_memsaver.memory_time_curve`` does.
 
         Raises:
-          HintError: a pattern matches no layer, or the hints contradict each other.
+          HintError: a pattern matches no layer, or two hints contradict each other.
         """
         request = request_of(options, self.model, **self._how)
         warn_where_xla_runs(self.model, request, "the curve is", "search_plan(..., budget=...)")
@@ -99,10 +99,10 @@ class TracedStep:
 
     @takes(ReportOfTraceOptions)
     def report(self, plan: Plan, output: str | os.PathLike[str], **options: Unpack[ReportOfTraceOptions]) -> None:
-        """Write the page that ``tf_memsaver.report`` writes, for a plan of this step.
+        """Write the HTML page that ``tf_memsaver.report`` writes, for a plan of this step.
 
         Args:
-          plan: what ``plan`` or ``curve`` returned, or a plan from a file.
+          plan: a plan from ``plan`` or ``curve``, or from a file.
           output: the file to write, such as ``"report.html"``.
 
         Raises:
@@ -115,9 +115,9 @@ class TracedStep:
         self.report_to(target, plan, points=options["points"])
 
     def report_to(self, target: Target, plan: Plan, *, points: int, command: str = "") -> None:
-        """Write a report as ``report`` does, to a target that was checked before.
+        """Write a report as ``report`` does, to a target that is already checked.
 
-        ``command`` is what was written to get it; if empty, a call in Python that plans alike.
+        ``command`` is the command line that the page shows; if empty, the page shows a call in Python.
         """
         curve = self._curve_like(plan, points)
         text = page(Report.of(Simulator(self.graph), plan, curve, command or call_of(plan)))
@@ -125,11 +125,11 @@ class TracedStep:
             fresh.write_text(text, encoding="utf-8")
 
     def plot_timeline(self, plan: Plan | None = None, *, ax: Any = None) -> Axes:
-        """Draw the live bytes of the step over its predicted time with matplotlib, and return the axes.
+        """Plot the live bytes of the step over its predicted time (matplotlib), and return the axes.
 
         Args:
-          plan: a plan of this step, which is drawn beside the plain step.
-          ax: matplotlib's axes to draw into; if None, those of a new figure.
+          plan: a plan of this step, drawn beside the plain step.
+          ax: matplotlib axes to draw into; if None, the axes of a new figure.
 
         Raises:
           PlanMismatchError: the plan was made for another model.
@@ -143,11 +143,11 @@ class TracedStep:
 
     @takes(Points)
     def plot_curve(self, plan: Plan | None = None, *, ax: Any = None, **options: Unpack[Points]) -> Axes:
-        """Draw what memory costs in time with matplotlib, and return the axes.
+        """Plot memory against time (matplotlib), and return the axes.
 
         Args:
-          plan: a plan of this step, which is marked; the curve keeps its hints.
-          ax: matplotlib's axes to draw into; if None, those of a new figure.
+          plan: a plan of this step, which is marked; the plans on the curve keep its hints.
+          ax: matplotlib axes to draw into; if None, the axes of a new figure.
 
         Raises:
           MissingExtraError: matplotlib is not installed.
@@ -155,10 +155,10 @@ class TracedStep:
         return plots.curve(self._title, self._curve_like(plan, options["points"]), plan, ax)
 
     def plot_layers(self, *, ax: Any = None) -> Axes:
-        """Draw the bytes that each layer keeps for the backward pass, the 30 largest, and return matplotlib's axes.
+        """Plot the bytes that each layer keeps for the backward pass, for the 30 largest; return matplotlib's axes.
 
         Args:
-          ax: matplotlib's axes to draw into; if None, those of a new figure.
+          ax: matplotlib axes to draw into; if None, the axes of a new figure.
 
         Raises:
           MissingExtraError: matplotlib is not installed.

@@ -57,9 +57,9 @@ def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:
     unit = uncounted(step)
     if unit is not None:
         logging.warning(
-            "'%s': the size of what '%s' makes is not known before the step runs, and so not counted, nor that of what "
-            "is made of it: predictions and budgets mean little. Sizes that depend on the data are found where data= "
-            "has real batches; else make them known (texts: TextVectorization in the dataset, ds.map).",
+            "'%s': the size of the output of '%s' is not known before the step runs, so this output and all that "
+            "is computed from it are not counted. Predictions and budgets are not reliable. Give data= with real "
+            "batches, or make the sizes known (texts: apply TextVectorization in the dataset, with ds.map).",
             source.name,
             source.sequence.labels[unit],
         )

@@ -25,14 +25,15 @@ def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
     """
     if hasattr(function, "structured_input_signature"):
         if specs:
-            raise InvalidRequestError("a concrete function is traced already: give no specs with it")
+            raise InvalidRequestError("a concrete function is already traced. Leave the specs out.")
         return function
     if not callable(function):
         raise InvalidRequestError(f"expected a function, got {type(function).__name__}")
     traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
     if not specs and getattr(traceable, "input_signature", None) is None:
         raise InvalidRequestError(
-            "give the specs to trace the function with, such as tf.TensorSpec((None, 224, 224, 3)), after it"
+            "the function has no specs to be traced with. Give them after it, such as tf.TensorSpec((None, 224, "
+            "224, 3))."
         )
     try:
         return traceable.get_concrete_function(*specs)
@@ -58,7 +59,9 @@ def capture_function(calls: FunctionCalls, *, batch_size: int | None, profile: b
     firsts = [spec.shape[0] for spec in calls.argument_specs if spec.shape.rank]
     if batch_size is None:
         if None in firsts:
-            raise InvalidRequestError("the first dimension of an argument is free: give batch_size=, which bytes need")
+            raise InvalidRequestError(
+                "the first dimension of an argument is free, so memory cannot be counted. Give batch_size=."
+            )
         batch_size = max(firsts, default=1)
     batch_size = checked(batch_size=batch_size)["batch_size"]
     return traced_graph(FunctionStep(calls, batch_size), batch_size, profile=profile)
@@ -92,8 +95,8 @@ class FunctionStep:
         terms = mean_squares(outputs)
         if not terms:
             raise UnsupportedModelError(
-                f"function '{self.name}' returns no floating tensor, so that nothing can be trained through it. "
-                f"Name a function that returns the model's outputs or a loss."
+                f"function '{self.name}' returns no floating-point tensor, so it has no gradients. Name a function "
+                "that returns the model's outputs or a loss."
             )
         return tf.add_n(terms)
 

@@ -84,7 +84,9 @@ class HeardStep:
             running = _Running(self._program, step, known)
             logs = run_train_step(self._model, self._specs, placeholders, running, notes)
         if not notes.taken:
-            raise UnsupportedModelError(f"{what_is_traced(self._model)} takes no gradient with a tape.")
+            raise UnsupportedModelError(
+                f"{what_is_traced(self._model)} takes no gradient with a tf.GradientTape, so there is nothing to plan."
+            )
         step.outputs = [each for each in keras.tree.flatten(logs) if tf.is_symbolic_tensor(each)]
         _Assignment(step, running.ranges, notes, self._trained).run()
         return step

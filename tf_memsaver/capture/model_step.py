@@ -42,21 +42,22 @@ _CAPTURED: weakref.WeakKeyDictionary[Any, dict[Any, Graph]] = weakref.WeakKeyDic
 
 @takes(CaptureOptions)
 def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
-    """Trace one training step of ``model`` and return it as a Graph; nothing is run or changed.
+    """Trace one training step of ``model`` and return its graph. The step is not run, and the model does not change.
 
-    Its units are the calls of the model's layers or, with granularity ``"op"``, a few operations each. With ``profile``
-    its operations are timed, one by one, on made-up values.
+    The units of the graph are the calls of the model's layers; with granularity ``"op"``, groups of a few operations.
+    With ``profile``, each operation is run on made-up values to measure its time.
 
-    With a compiled model the step has its loss and its optimizer's update; without, the mean square of the outputs
-    stands in for the loss and the step ends with the gradients.
+    The step of a compiled model has its loss and its optimizer's update. For a model that is not compiled, the loss is
+    the mean square of the outputs, and the step ends with the gradients.
 
     Args:
-      model: a built Keras model; with ``step`` one, or a tuple, list or dict of several.
+      model: a built Keras model; with ``step``, a model, or a tuple, list or dict of several.
 
     Raises:
-      UnsupportedModelError: another Keras backend, an unbuilt model, a call() that cannot be cut, or nothing to train.
-      UnknownDimensionError: a dimension other than the batch is unknown.
-      InvalidRequestError: an argument has no meaning, or the batch size is not told.
+      UnsupportedModelError: Keras runs on another backend, the model is not built, its ``call`` cannot be divided into
+        segments, or it has nothing to train.
+      UnknownDimensionError: the size of a dimension other than the batch is not known.
+      InvalidRequestError: an argument is not valid, or the batch size is missing.
     """
     told = told_of(model, options)
     fixed_batch = told.data is not None and told.data.fixed_batch
@@ -104,14 +105,16 @@ def _graph_of_call(
 ) -> Graph:
     """Return the graph of a step that calls the model once, with its update, if that can be traced."""
     if not getattr(model, "compiled", False):
-        logging.info("model '%s' is not compiled: its optimizer's slots are not counted", model.name)
+        logging.info(
+            "model '%s' is not compiled: the memory of its optimizer is not counted. Call compile() first.", model.name
+        )
     source = ModelStep(model, batch_size, program)
     try:
         return traced_graph(source, batch_size, shapes(), profile=profile)
     except UpdateError as error:
         logging.warning(
-            "model '%s': the update of its optimizer %s cannot be traced (%s): its slots are counted as they are "
-            "after build(), and what else the update takes is not",
+            "model '%s': the update of its optimizer %s cannot be traced (%s). Its slots are counted as build() makes "
+            "them; other memory of the update is not counted, so leave some room in the budget.",
             model.name,
             type(model.optimizer).__name__,
             error,
@@ -196,7 +199,8 @@ class ModelStep:
             self._slots = KeptObjects(optimizer).variables
         except Exception as error:  # Whatever an optimizer that somebody wrote may raise.
             logging.warning(
-                "model '%s': its optimizer %s cannot be built to count its slots (%s): they are not counted",
+                "model '%s': its optimizer %s cannot be built (%s). The memory of its slots is not counted, so "
+                "leave room for it in the budget.",
                 self._model.name,
                 type(optimizer).__name__,
                 first_line(error),
@@ -230,7 +234,8 @@ class ModelStep:
                 self._model.compute_metrics(x=x, y=y, y_pred=results, sample_weight=weight)
         except Exception as error:  # Whatever a metric that somebody wrote may raise.
             logging.warning(
-                "model '%s': its metrics cannot be traced (%s): what they take is not counted",
+                "model '%s': its metrics cannot be traced (%s). Their memory is not counted, so leave some room in "
+                "the budget.",
                 self._model.name,
                 first_line(error),
             )

@@ -223,8 +223,8 @@ def trace_step(source: CalledStep, graph: Any) -> TracedStep:
     """
     if not source.weights:
         raise UnsupportedModelError(
-            f"'{source.name}' has no trainable weights, so a training step keeps nothing. "
-            f"Set trainable=True on the layers to be trained before optimizing."
+            f"'{source.name}' has no trainable weights, so a training step keeps no activations. Set trainable=True "
+            "on the layers that you want to train."
         )
     step = TracedStep(graph=graph, code=units_of_code(source.sequence))
     with graph.as_default():

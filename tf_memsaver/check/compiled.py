@@ -46,6 +46,6 @@ def _of_step(model: Any, specs: Batch, ask: Callable[[Any, Any], Asked]) -> Aske
             return ask(tf.function(step, jit_compile=True), specs.leaves)
         except tf.errors.OpError as error:
             raise UnsupportedModelError(
-                f"XLA cannot compile a step of model '{model.name}': {error.message.splitlines()[0]} Compile the model "
-                "with jit_compile=False, which fit would need, too."
+                f"XLA cannot compile a step of model '{model.name}': {error.message.splitlines()[0]} Compile the "
+                "model with jit_compile=False; fit would fail, too, without it."
             ) from error

@@ -1,7 +1,7 @@
-"""Measure a training step for real: peak bytes by ``tf.config.experimental.get_memory_info``, seconds by the clock.
+"""Measure real training steps: peak bytes by ``tf.config.experimental.get_memory_info``, and seconds.
 
-Each variant runs in a process of its own, because the allocator's peak and its cached buffers outlive a model. The
-first step warms up; the figures are the largest peak and the median time of the steps after it.
+By default, steps run in a separate process, since the allocator's peak and its cached buffers outlive a model. The
+first step is a warm-up; the figures are the largest peak and the median time of the steps after it.
 """
 
 from __future__ import annotations
@@ -27,35 +27,44 @@ if TYPE_CHECKING:
 
 @takes(MeasureOptions)
 def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
-    """Run training steps of ``model`` on a batch of its data, or on a made-up one, and return what they took.
+    """Run real training steps of ``model``, and return their peak memory in bytes and their time in seconds.
 
-    A compiled model is trained by Keras's own ``fit``; one that is not computes the gradients of the mean square of its
-    outputs. Where the compiled loss cannot be computed on made-up targets, that stands in for it, in a step of our own,
-    and the log says so. With ``step`` that runs, in this process (``isolate=False``), and calls the model that is given
-    here, plain or optimized, by whichever name it knows it. The model, its variables and its optimizer are as before
-    when this returns.
+    The steps run on one batch of the data, or on a made-up batch. A compiled model is trained by Keras's own ``fit``;
+    for a model that is not compiled, the gradients of the mean square of its outputs are computed. If the compiled loss
+    cannot be computed on made-up targets, the mean square replaces it, and the log says so. With ``step``, your step
+    runs in this process (``isolate=False``) with the model that you give here, plain or optimized. Afterwards, the
+    model, its variables and its optimizer are as before.
 
-    A step's peak differs from that of the next where threads race. Below 16 MiB of activations the figures say little,
-    since the allocator of CPUs does not count small buffers: a warning says so.
+    Peaks differ from step to step, since TensorFlow's threads run in no fixed order. Below 16 MiB of activations the
+    figures are not reliable, since the CPU's allocator does not count small buffers; a warning says so.
+
+    Example::
+
+        print(tf_memsaver.measure(optimized, data=train_ds))
+        print(tf_memsaver.measure(optimized, data=train_ds, beside_plain=True))  # also how much longer a step takes
 
     Args:
-      model: a plain or optimized model; with ``step`` as in ``optimize``.
-      steps: how many steps to measure after the first one, which warms up.
+      model: a plain or optimized model; with ``step``, as in ``optimize``.
+      steps: the number of steps to measure, after one warm-up step.
 
     Raises:
-      InvalidRequestError: an argument has no meaning.
-      MeasurementError: the process failed; the message carries the end of its log.
-      OutputError: there is no room for temporary files.
+      InvalidRequestError: an argument is not valid.
+      MeasurementError: the process failed (the message has the end of its log), or TensorFlow does not count memory on
+        this device.
+      OutputError: there is no space for temporary files.
     """
     told = told_of(model, options)
     model = told.model
     if options["step"] is not None and options["isolate"]:
         raise InvalidRequestError(
-            "step= is measured in this process: a function of your own cannot be sent to another one. Pass "
+            "step= can only be measured in this process, since your function cannot be sent to another one. Pass "
             "isolate=False."
         )
     if options["beside_plain"] and not is_optimized(model):
-        raise InvalidRequestError("beside_plain compares an optimized model with its plain form: this one is plain.")
+        raise InvalidRequestError(
+            "beside_plain compares an optimized model with its plain form, but this model is "
+            "plain. Give the model that tf_memsaver.optimize returned."
+        )
     batch.batch_specs(model, told.batch_size)
     (given,) = told.batches(model, 1)
     how = How.of(model, told, given, options["mode"])
@@ -64,7 +73,8 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     )
     if measured.activation_bytes < LEAST_BYTES:
         logging.warning(
-            "model '%s': measured activations of %s say little: below %s most buffers are too small to be counted.",
+            "model '%s': the measured %s of activations are not reliable, since most buffers are too small to be "
+            "counted. Measure a larger batch or model, with more than %s of activations.",
             model.name,
             format_bytes(measured.activation_bytes),
             format_bytes(LEAST_BYTES),
@@ -73,4 +83,4 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
 
 
 LEAST_BYTES = 16 << 20
-"""Where measured activations begin to mean something: the CPU's pool counts buffers of 256 KiB and more."""
+"""Below this, measured activations are not reliable: the CPU's pool counts only buffers of 256 KiB or more."""

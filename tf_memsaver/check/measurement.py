@@ -1,4 +1,4 @@
-"""What training steps took, and how that is measured in this process."""
+"""The memory and time of real training steps, and how they are measured in this process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from tf_memsaver.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Measurement(Summarized):
-    """What one variant's training steps took. Bytes are the device allocator's own count.
+    """The result of ``measure``: memory in bytes, as the device's allocator counts it, and times in seconds.
 
-    ``peak_bytes`` is the largest peak of ``steps`` whole steps: weights, optimizer slots, batch, gradients,
-    activations, scratch; ``least_peak_bytes`` the smallest. ``live_bytes`` was live before the steps (the least of
-    them: on a busy machine a step may begin before the last one's buffers are free), ``gradient_bytes`` is the size of
-    the weights' gradients, and ``activation_bytes`` what remains of the peak without both. ``step_seconds`` is the
-    median step; the middle half of the steps took ``step_seconds_range``. ``trace_seconds`` is the time to trace the
-    step (0 in eager mode; with XLA it includes the compilation).
+    ``peak_bytes`` is the largest peak of ``steps`` whole steps (weights, optimizer slots, batch, gradients,
+    activations, scratch), ``least_peak_bytes`` the smallest. ``live_bytes`` is what was live before a step. It is the
+    smallest value of all steps, since on a busy machine a step may begin before the buffers of the previous one are
+    freed. ``gradient_bytes`` is the size of the weights' gradients, and ``activation_bytes`` is the peak without both.
+    ``step_seconds`` is the median step time; ``step_seconds_range`` are the quartiles. ``trace_seconds`` is the time to
+    trace the step (0 in eager mode; under XLA it includes compilation).
 
-    Where plain steps ran in between, ``plain_step_seconds`` is their median, and ``slowdown_range`` the least and the
-    largest of what ``ROUNDS`` rounds of both say: how much longer a step is than a plain one, as a share.
+    With ``beside_plain``, ``plain_step_seconds`` is the median time of plain steps. ``slowdown`` is the extra time as a
+    share of the plain step's time, and ``slowdown_range`` its smallest and largest value over ``ROUNDS`` rounds, in
+    which plain and optimized steps alternate. Without it, these are None.
     """
 
     device: str
@@ -52,12 +53,12 @@ class Measurement(Summarized):
 
     @property
     def activation_bytes(self) -> int:
-        """Peak less what was live before the step and less the weights' gradients."""
+        """The peak without what was live before the step and without the weights' gradients."""
         return self.peak_bytes - self.live_bytes - self.gradient_bytes
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer a step is than a plain one, as a share of it; None where no plain steps ran in between."""
+        """The extra time of a step as a share of the plain step's time; None if no plain steps were run."""
         return None if self.plain_step_seconds is None else self.step_seconds / self.plain_step_seconds - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Measurement(Summarized):
         ]
         if self.slowdown is not None and self.slowdown_range is not None:
             least, most = self.slowdown_range
-            rows.append(("to plain", f"step {self.slowdown:+.0%} ({least:+.0%} to {most:+.0%})"))
+            rows.append(("slowdown", f"{self.slowdown:+.0%} of the plain step ({least:+.0%} to {most:+.0%})"))
         where = f"{self.mode} on {self.device}, batch size {self.batch_size}"
         return f"Measurement of {self.steps} steps, {where}", rows
 
@@ -96,14 +97,15 @@ class Measurement(Summarized):
             f"{format_bytes(self.least_peak_bytes)}), activations {format_bytes(self.activation_bytes)}, step "
             f"{self.step_seconds:.3f} s"
         )
-        if self.slowdown_range is None:
+        if self.slowdown is None or self.slowdown_range is None:
             return text
         least, most = self.slowdown_range
-        return f"{text}, {self.slowdown:+.0%} of a plain one ({least:+.0%} to {most:+.0%})"
+        longer = "shorter" if self.slowdown < 0 else "longer"
+        return f"{text}, {abs(self.slowdown):.0%} {longer} than a plain step (rounds: {least:+.0%} to {most:+.0%})"
 
 
 ROUNDS = 4
-"""How often plain and optimized steps take turns: what else the machine does meets both."""
+"""How often plain and optimized steps alternate, so that other work on the machine affects both."""
 
 
 def measure_here(model: Any, told: Told, given: Batch, how: How, steps: int, beside_plain: bool) -> Measurement:
@@ -135,7 +137,7 @@ def measure_here(model: Any, told: Told, given: Batch, how: How, steps: int, bes
 
 
 class _Beside(NamedTuple):
-    """Medians of steps that ran in turns with plain ones, in seconds, and the range of their ratio less one."""
+    """Medians of steps that alternated with plain ones, in seconds, and the range of their ratio minus one."""
 
     seconds: float
     plain_seconds: float
@@ -143,7 +145,7 @@ class _Beside(NamedTuple):
 
 
 def _in_turns(runner: StepRunner, plain: StepRunner, count: int) -> _Beside:
-    """Run some steps of both in turns, in ``ROUNDS`` rounds; the first step of each turn does not count."""
+    """Run steps of both alternately, in ``ROUNDS`` rounds; the first step of each turn does not count."""
     plain.run(1)
     rounds = [[each.run(1 + count).seconds[1:] for each in (plain, runner)] for _ in range(ROUNDS)]
     theirs, ours = zip(*rounds, strict=True)

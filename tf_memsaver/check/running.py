@@ -47,13 +47,11 @@ class How:
         stand_in = needs_stand_in(model, told.batch_size, given)
         has_fit = bool(getattr(model, "compiled", False))
         if mode == "fit" and not has_fit:
-            raise InvalidRequestError(
-                'mode="fit" runs the fit of a compiled model: compile it, or leave mode out for a step of our own.'
-            )
+            raise InvalidRequestError('mode="fit" needs a compiled model. Compile it, or leave mode out.')
         if mode == "fit" and stand_in:
             raise InvalidRequestError(
-                'mode="fit" computes the model\'s own loss, which cannot be done on this data: the log says why. '
-                "Give data=, what your fit is given, or leave mode out for a step of our own."
+                'mode="fit" needs the model\'s own loss, which cannot be computed on this data (the log says why). '
+                "Give data= (your training data, as for fit), or leave mode out."
             )
         fits = has_fit and not stand_in and replicas_of(model) == 1
         return cls(mode or ("fit" if fits else "graph"), stand_in)

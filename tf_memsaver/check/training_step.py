@@ -121,8 +121,8 @@ class TrainingStep(RunnableStep):
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
         if any(isinstance(v.value, tf.distribute.DistributedValues) for v in self.weights):
             raise UnsupportedModelError(
-                f"model '{model.name}' was made under a tf.distribute strategy, and verify, and measure with "
-                f"isolate=False, run steps on one device. Make the model without the strategy to check its plan there."
+                f"model '{model.name}' was made under a tf.distribute strategy, but verify, and measure with "
+                "isolate=False, run steps on one device. To check its plan, make the model without the strategy."
             )
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.weights)

@@ -1,4 +1,4 @@
-"""Prove that an optimized model trains as the plain one: loss, every gradient, every variable, several steps."""
+"""Check that an optimized model trains like the plain one: compare loss, gradients and variables over some steps."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 XLA_TOLERANCE = 1e-3
-"""Under XLA the two programs are compiled apart, and sums are ordered anew: differences up to this share of the largest
-element of a tensor pass. So it is where the plain model's own runs differ; else nothing but equal bits passes."""
+"""The largest difference that passes under XLA, as a share of the largest element of a tensor. XLA compiles the two
+programs separately and may order sums differently. It also applies if the plain model's own runs differ; otherwise only
+equal bits pass."""
 
 _PLAIN_RUNS = 4
-"""Runs of the plain model that are made where one differs from the optimized model's: TensorFlow may add in the order
-of arrival, and then any order is the plain model's."""
+"""The number of runs of the plain model if one differs from the optimized model's run. TensorFlow may add terms in the
+order in which they arrive; then any of these orders is one of the plain model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One comparison: what kind of thing, its name, and the largest difference (0 when the bits are equal).
+    """One compared tensor: its kind, its name, the training step, and the largest difference (0 if bits are equal).
 
-    ``relative_difference`` is the difference as a share of the plain tensor's largest magnitude.
+    ``relative_difference`` is the difference as a share of the plain tensor's largest absolute value.
     """
 
     kind: str
@@ -53,12 +54,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Summarized):
-    """The outcome of ``verify``.
+    """The result of ``verify``.
 
-    ``identical`` says that all bits were equal to those of a run of the plain model; ``passed`` the same or, under XLA
-    and where the plain model varies, that differences stay within rounding. ``deterministic_ops`` says that the
-    comparison ran under ``tf.config.experimental.enable_op_determinism``, because two runs of the plain model already
-    differed without it; ``plain_varies`` that they differed with it, too, so that bits decide nothing.
+    ``identical`` is true if all bits are equal to those of a run of the plain model. ``passed`` is true if they are
+    equal or, under XLA or if the plain model varies, if all differences are within rounding. ``deterministic_ops`` says
+    that the comparison ran under ``tf.config.experimental.enable_op_determinism``, since two runs of the plain model
+    differed without it. ``plain_varies`` says that they differed even with it, so that equal bits cannot be expected.
     """
 
     mode: Mode
@@ -75,7 +76,7 @@ class Verification(Summarized):
 
     @property
     def passed(self) -> bool:
-        """Whether the optimized model trains as the plain one in this mode."""
+        """Whether the optimized model trains like the plain one in this mode."""
         if self.mode != "xla" and not self.plain_varies:
             return self.identical
         return all(check.relative_difference <= XLA_TOLERANCE for check in self.checks)
@@ -95,7 +96,7 @@ class Verification(Summarized):
         return f"Verification over {_steps(self.steps)}, {self.mode} mode, batch size {self.batch_size}", rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return the outcome as plain JSON data; of the checks, a count by kind and those that differ."""
+        """Return the result as plain JSON data: the number of checks by kind, and the checks that differ."""
         return {
             "mode": self.mode,
             "batch_size": self.batch_size,
@@ -117,7 +118,7 @@ class Verification(Summarized):
         every, worst = self._kinds(self.checks), self.worst
         differing = self._kinds([check for check in self.checks if not check.identical])
         found = ", ".join(f"{count} of {every[kind]} {kind}" for kind, count in differing.items())
-        own = ". Runs of the plain model differ from each other, too: TensorFlow adds in another order each time"
+        own = ". Runs of the plain model differ from each other, too, since TensorFlow adds in another order each time"
         return (
             f"{'within rounding' if self.passed else 'DIFFERENT'} {over}{under}: {found} differ, at most by "
             f"{worst.largest_difference:.3g} ({worst.relative_difference:.3g} of the largest element) in {worst.kind} "
@@ -136,31 +137,39 @@ def _steps(count: int) -> str:
 
 @takes(RunOptions)
 def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verification:
-    """Train both models from the same state on the same batches, of their data or made up, and compare everything.
+    """Train both models from the same state on the same batches, and compare all results bit by bit.
 
-    Compared are, for every step, the loss, every gradient (``None`` must stay ``None``) and, after the update, every
-    variable: weights, BatchNorm statistics, dropout seeds. A compiled model is trained with its optimizer, another one
-    with plain SGD. A step that returns its gradients is not optimised as one that only applies them, so a compiled
-    model is also trained by Keras's own ``fit`` (not in eager mode), and what that logs after each step and all
-    variables at the end, the optimizer's included, are compared, too. Models, variables and the optimizer are as before
-    when this returns. Where the compiled loss cannot be computed on made-up targets, the mean square of the outputs
-    stands in for it, there is no ``fit``, and the log says so. With data, a model with a ``train_step`` of its own is
-    trained by ``fit`` alone. With ``step`` that runs, and what it returns and all variables at the end are compared.
-    Where results differ, the plain model is run a few times more: one run with the same bits is enough.
+    The batches come from ``data``, or are made up. For every step, the loss, every gradient (``None`` must stay
+    ``None``) and, after the update, every variable are compared: weights, BatchNorm statistics, dropout seeds. A
+    compiled model is trained with its optimizer, another model with plain SGD.
+
+    TensorFlow optimizes a step that returns its gradients differently from one that only applies them. So a compiled
+    model is also trained by Keras's own ``fit`` (except in eager mode), and its logs after each step and all variables
+    at the end, with the optimizer's, are compared, too. A model with its own ``train_step`` is trained by ``fit`` only,
+    if you give ``data``. With ``step``, your step runs; what it returns and all variables at the end are compared.
+
+    If the compiled loss cannot be computed on made-up targets, the mean square of the outputs replaces it, ``fit`` is
+    left out, and the log says so. If results differ, the plain model is run a few more times; one run with the same
+    bits is enough. Afterwards, models, variables and the optimizer are as before.
+
+    Example::
+
+        print(tf_memsaver.verify(model, optimized, data=train_ds))
 
     Args:
-      model: the plain model, or models, as in ``optimize``.
-      optimized: the same model as ``optimize`` or ``apply_plan`` returned it (over the same variables).
+      model: the plain model or models, as in ``optimize``.
+      optimized: what ``optimize`` or ``apply_plan`` returned for ``model``; it has the same variables.
 
     Raises:
-      InvalidRequestError: the models do not share their variables, or an argument has no meaning.
+      InvalidRequestError: the models do not share their variables, or an argument is not valid.
     """
     told, steps, mode = told_of(model, options), options["steps"], options["mode"]
     model, optimized = told.model, subject_of(optimized, options)
     check_model(optimized, needs_call=False)
     if {id(v) for v in model.variables} != {id(v) for v in optimized.variables}:
         raise InvalidRequestError(
-            "the two models do not share their variables: compare a model with what optimize(model) returned for it"
+            "the two models do not share their variables. Compare a model with the one that "
+            "tf_memsaver.optimize(model) returned for it."
         )
     with KeptState(model, optimized):
         own = own_optimizer(model)
@@ -200,7 +209,8 @@ def _compared(model: Any, optimized: Any, told: Told, steps: int, mode: Mode) ->
                 fits = True
             except Exception as error:  # Whatever a train_step that somebody wrote may raise.
                 logging.warning(
-                    "model '%s' cannot be trained by fit on this data (%s): its step is compared in a loop alone",
+                    "model '%s' cannot be trained by fit on this data (%s). Only its step in a loop is compared; "
+                    "to compare fit, too, give data=.",
                     model.name,
                     first_line(error),
                 )

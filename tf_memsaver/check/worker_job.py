@@ -43,8 +43,8 @@ def measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: in
             model.save(path)
         except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
             raise MeasurementError(
-                f"model '{model.name}' cannot be saved for a process of its own ({first_line(error)}). "
-                f"Pass isolate=False to measure it here, or give its custom objects a get_config()."
+                f"model '{model.name}' cannot be saved for the measuring process ({first_line(error)}). Pass "
+                "isolate=False to measure in this process, or give its custom objects a get_config()."
             ) from error
         job = {
             "model": path,
@@ -69,9 +69,9 @@ def measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: in
             tail = " | ".join(done.stderr.strip().splitlines()[-3:])
             raise MeasurementError(
                 f"the measuring process ended with code {done.returncode}: {tail}. A negative code means that the "
-                f"system killed it, mostly for memory. If a custom class could not be found there, define it in an "
-                f"importable module and register it with keras.saving.register_keras_serializable, or pass "
-                f"isolate=False (which a Lambda layer needs, too)."
+                "system killed it, mostly because memory ran out. If the process did not find a custom class, "
+                "define it in an importable module and register it with keras.saving.register_keras_serializable, "
+                "or pass isolate=False (Lambda layers need it, too)."
             )
         with open(result, encoding="utf-8") as file:
             return Measurement.from_json(json.load(file))

@@ -99,7 +99,7 @@ def output_target(source: str, flags: Any, kind: TargetKind) -> Target:
       MemsaverError: none is named, or it cannot be written to (see ``files.targets``).
     """
     if flags.output is None:
-        raise InvalidRequestError("say where to write, with --output.")
+        raise InvalidRequestError("--output is missing. Say where to write, such as --output=out.")
     return check_target(flags.output, kind, overwrite=flags.overwrite, sources=[source])
 
 
@@ -122,7 +122,8 @@ def _check_model(kind: SourceKind, source: str, flags: Any) -> None:
     if kind is not SourceKind.APPLICATION:
         if flags.input_shape:
             raise InvalidRequestError(
-                "input_shape is only for names of keras.applications; other models have their own."
+                "--input_shape is only for models of keras.applications; other models have their own input shape. "
+                "Leave it out."
             )
         if kind is SourceKind.FUNCTION:
             _check_module(source, "make a model from")
@@ -157,8 +158,8 @@ def _check_module(source: str, what: str) -> None:
     here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
     if here is None and package not in sys.modules and importlib.util.find_spec(package) is None:
         raise InvalidRequestError(
-            f"cannot {what} '{source}': No module named '{package}'.{did_you_mean(package, _modules_here())} Install "
-            f"it, or run this where it lies."
+            f"cannot {what} '{source}': No module named '{package}'.{did_you_mean(package, _modules_here())} "
+            "Install it, or run this command in the folder that contains it."
         )
     names = top_level_names(module)
     name = function.partition(".")[0]
@@ -187,18 +188,20 @@ def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
     if "plan" in flags and flags.plan is not None:
         clash = [name for name in given if name != "budget"]
         if clash:
-            raise InvalidRequestError(f"--{clash[0]} says how to plan, but --plan gives a plan. Leave one of them out.")
+            raise InvalidRequestError(
+                f"--{clash[0]} is for making a plan, but --plan gives an existing one. Leave one of them out."
+            )
         if not os.path.exists(flags.plan):
             close = _close_files(flags.plan, (".json",))
             raise InvalidRequestError(f"cannot read a plan from '{flags.plan}': there is no such file.{close}")
         Plan.load(flags.plan)
         return
     if "calibrate" in given and flags.budget is None:
-        raise InvalidRequestError("--calibrate holds real steps to a budget: give one, such as --budget=80%.")
+        raise InvalidRequestError("--calibrate compares real steps with a budget. Give one, such as --budget=80%.")
     # An optimized model in a file brings its plan, and that its batch size.
     brings_a_plan = kind is SourceKind.FILE and not given and command in ("optimize", "verify", "measure", "report")
     if flags.batch_size is None and flags.data is None and not brings_a_plan and command != "max-batch":
-        raise InvalidRequestError("give --batch_size, or --data, which tells it: bytes depend on it.")
+        raise InvalidRequestError("the batch size is missing. Give --batch_size, or --data=package.module:function.")
 
 
 def _check_strategy(name: str) -> None:

@@ -34,12 +34,12 @@ _WIDTH = 76
 """Characters of a line to add."""
 
 _LOOP = (
-    "trains at {place} before it calls fit, or without it. Give that step to the library: "
-    "tf_memsaver.optimize(model, data=..., step=train_step)."
+    "trains in a loop of its own at {place}, not in fit. Give its step to the library: tf_memsaver.optimize(model, "
+    "data=..., step=train_step)."
 )
 _NO_FIT = (
-    "ended and called no fit of a keras.Model. Name the script that trains, with its arguments after --, or see "
-    "`tf-memsaver plan` for a function that makes the model."
+    "ended without a call of fit on a keras.Model. Name the script that trains (its arguments go after --), or use "
+    "`tf-memsaver plan` with a function that makes the model."
 )
 
 

@@ -38,44 +38,46 @@ MODEL, SCRIPT = "MODEL", "SCRIPT"
 _WIDTH = 80
 """Columns of a help text."""
 
-_ABOUT = "Trains a Keras model in less memory, with identical results, by recomputing well-chosen activations."
+_ABOUT = (
+    "Train a Keras model in less memory, with identical results: gradient checkpointing (rematerialization) by an "
+    "automatic plan."
+)
 
 _MODEL_HELP = """\
 MODEL is one of
   a .keras or .h5 file
-  package.module:function, which takes no arguments and returns a model; the
-    current directory is importable
-  a name of keras.applications, in any case and without separators (resnet50),
+  package.module:function, which takes no arguments and returns a model; modules
+    in the current directory are found
+  a model of keras.applications, such as resnet50, in upper or lower case; it is
     built without trained weights
-  the folder of a SavedModel (optimize only), which is rewritten without the
-    code that made it"""
+  the folder of a SavedModel (optimize only); its Python code is not needed"""
 
 _SCRIPT_HELP = """\
-SCRIPT is a Python program that trains. It runs as `python SCRIPT ARGUMENTS`
-would, up to its first call of fit, and nothing is trained; what it prints goes
-to stderr."""
+SCRIPT is a Python program that trains a model with fit. doctor runs it as
+`python SCRIPT ARGUMENTS` does, and stops it at its first call of fit, so
+nothing is trained. The script's own output goes to stderr."""
 
 _EXIT_HELP = """\
 Results go to stdout, progress and logs to stderr.
-Exit codes: 0 done, 1 not satisfied (no plan fits, the budget was not kept,
+Exit codes: 0 success, 1 failure (no plan fits, the budget was not kept,
 verification failed), 2 bad input."""
 
 
 def flags_of(*groups: Any) -> dict[str, Option]:
-    """Return the options of some groups of the table that the command has flags for, by the flag's name."""
+    """Return the options in some groups of the table that have flags, by the flag's name."""
     options = {name: option for group in groups for name, option in options_of(group).items()}
     return {option.flag or name: option for name, option in options.items() if option.value is not None}
 
 
 LIMITS = tuple(flags_of(RequestOptions))
-"""The flags that say what to plan; a plan file takes their place."""
+"""The flags that describe the plan. A plan file replaces them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A sub-command: its one-line summary, examples of its arguments with what each is for, and its flags.
+    """A sub-command: its one-line summary, examples of arguments with their purpose, and its flags.
 
-    ``source`` says what it works on: a model, or a script, whose own arguments follow after ``--``.
+    ``source`` is what it works on: a model, or a script, whose own arguments follow after ``--``.
     """
 
     name: str
@@ -98,67 +100,70 @@ COMMANDS = {
             summary="Show where the memory of one training step goes, layer by layer.",
             examples=(
                 ("resnet50 --batch_size=32 --optimizer=adam", "a model of Keras, with Adam's slots"),
-                ("my_models:build --data=my_models:data", "a model and data of your own"),
+                ("my_models:build --data=my_models:data", "your own model and data"),
                 ("model.keras --batch_size=32 --all", "every layer of a saved model"),
             ),
             flags=flags_of(ModelFlags, EstimateOptions, DetailFlags),
         ),
         Command(
             name="plan",
-            summary="Choose what to recompute, show it, and write it to a plan file.",
+            summary="Choose the layers to recompute, show the plan, and write it to a file.",
             examples=(
                 ("resnet50 --batch_size=32", "the smallest peak for at most 30% more time"),
-                ("resnet50 --batch_size=32 --budget=1GiB --output=plan.json", "within a budget, as a file"),
+                (
+                    "resnet50 --batch_size=32 --budget=1GiB --output=plan.json",
+                    "the quickest step within 1 GiB, as a file",
+                ),
                 (
                     "model.keras --batch_size=32 --max_overhead=0.1 --keep=stem",
-                    "at most 10% more time; a layer kept",
+                    "at most 10% more time; the layer 'stem' is kept",
                 ),
             ),
             flags=flags_of(ModelFlags, PlanOptions, OutputFlags, Overwrite, DetailFlags),
         ),
         Command(
             name="curve",
-            summary="Show what memory costs in time: plans from the plain step to the least peak.",
+            summary="Show memory against time: plans from the plain step to the smallest peak.",
             examples=(
                 ("resnet50 --batch_size=32 --points=24", "24 plans"),
-                ("my_models:build --data=my_models:data --format=json", "for a program"),
+                ("my_models:build --data=my_models:data --format=json", "output for a program"),
             ),
             flags=flags_of(ModelFlags, CurveOptions),
         ),
         Command(
             name="report",
-            summary="Write one page of HTML: memory over time, what is kept and recomputed, and where the peak falls.",
+            summary="Write an HTML page: memory over time, what is alive at the peak, and what is kept or recomputed.",
             examples=(
                 ("resnet50 --batch_size=32 --output=report.html", "the default plan"),
-                ("model.keras --batch_size=8 --budget=1GiB --output=page.html", "in a budget"),
+                ("model.keras --batch_size=8 --budget=1GiB --output=page.html", "the plan for a budget"),
             ),
             flags=flags_of(ModelFlags, ReportOptions, PlanFlags, OutputFlags),
         ),
         Command(
             name="max-batch",
-            summary="Find the largest batch that trains within a budget, and the plan for it.",
+            summary="Find the largest batch that trains within a budget, and its plan.",
             examples=(
-                ("resnet50 --budget=8GiB --optimizer=adam", "for a budget"),
-                ("my_models:build --data=my_models:data", "for what this device has left"),
+                ("resnet50 --budget=8GiB --optimizer=adam", "within 8 GiB"),
+                ("my_models:build --data=my_models:data", "within the memory that this device has left"),
             ),
             flags=flags_of(ModelFlags, LargestBatchOptions, OutputFlags, Overwrite),
         ),
         Command(
             name="optimize",
-            summary="Plan, rewrite the model, and write it to a folder (a Keras model as .keras file and SavedModel).",
+            summary="Write a model that trains in less memory to a folder, as a .keras file and a SavedModel.",
             examples=(
-                ("resnet50 --batch_size=32 --budget=1GiB --output=out/", "within a budget"),
-                ("model.keras --batch_size=8 --plan=plan.json --output=out/", "by a plan that is there"),
-                ("saved_model/ --batch_size=32 --output=out/", "a SavedModel, without its code"),
+                ("resnet50 --batch_size=32 --budget=1GiB --output=out/", "within 1 GiB"),
+                ("model.keras --batch_size=8 --plan=plan.json --output=out/", "by an existing plan"),
+                ("saved_model/ --batch_size=32 --output=out/", "a SavedModel, without its Python code"),
             ),
             flags=flags_of(ModelFlags, CalibratedOptions, PlanFlags, OutputFlags, SaveFlags, SavedModelOptions),
         ),
         Command(
             name="verify",
-            summary="Train the plain and the optimized model side by side; compare loss, gradients and state by bits.",
+            summary="Check that results are the same: train plain and optimized, and compare all numbers bit by bit.",
             examples=(
-                ("resnet50 --batch_size=8 --optimizer=adam", "by the plan that auto makes"),
-                ("my_models:build --batch_size=8 --strategy=min_peak", "by another plan"),
+                ("resnet50 --batch_size=8 --optimizer=adam", "with the default plan"),
+                ("my_models:build --batch_size=8 --strategy=min_peak", "with the plan of another strategy"),
             ),
             flags=flags_of(ModelFlags, PlanOptions, PlanFlags, RunOptions),
         ),
@@ -166,17 +171,17 @@ COMMANDS = {
             name="measure",
             summary="Measure peak memory and step time of the plain and the optimized model, each in its own process.",
             examples=(
-                ("resnet50 --batch_size=32 --optimizer=adam --budget=1GiB", "in fit, against a budget"),
-                ("resnet50 --batch_size=32 --plan=plan.json --mode=xla", "by a plan file, with XLA"),
+                ("resnet50 --batch_size=32 --optimizer=adam --budget=1GiB", "in fit, compared with a budget"),
+                ("resnet50 --batch_size=32 --plan=plan.json --mode=xla", "with a plan file, under XLA"),
             ),
             flags=flags_of(ModelFlags, PlanOptions, PlanFlags, MeasureOptions),
         ),
         Command(
             name="doctor",
-            summary="Run a training script up to its first fit, and show the plan for its model and the line to add.",
+            summary="Run a training script up to its first fit; show the plan for its model and the line to add.",
             examples=(
-                ("train.py", "for at most 30% more time"),
-                ("train.py --budget=6GiB -- --epochs=10", "within a budget; the script gets --epochs=10"),
+                ("train.py", "the smallest peak for at most 30% more time"),
+                ("train.py --budget=6GiB -- --epochs=10", "within 6 GiB; the script gets --epochs=10"),
             ),
             flags=flags_of(FormatFlags, RequestOptions, DetailFlags),
             source=SCRIPT,
@@ -185,7 +190,7 @@ COMMANDS = {
 }
 
 
-_VERBOSITY_HELP = "log level: -1 warnings, 0 information, 1 debugging (default: -1)"
+_VERBOSITY_HELP = "log level: -1 for warnings, 0 for information, 1 for debugging (default: -1)"
 
 
 class _Parser(flags.ArgumentParser):  # type: ignore[misc]
@@ -242,12 +247,12 @@ def program_help() -> str:
     return "\n\n".join(
         (
             textwrap.fill(_ABOUT, _WIDTH),
-            f"Usage: {PROGRAM} COMMAND MODEL [flags]",
+            f"Usage: {PROGRAM} COMMAND MODEL [flags]\n       {PROGRAM} doctor SCRIPT [flags] [-- ARGUMENTS]",
             _section("Commands", commands),
             _MODEL_HELP,
             _section("Examples", examples),
             _EXIT_HELP,
-            f"{PROGRAM} COMMAND --help shows examples and flags of a command.",
+            f"{PROGRAM} COMMAND --help shows the examples and flags of a command.",
         )
     )
 

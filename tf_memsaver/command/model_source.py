@@ -53,8 +53,8 @@ def _from_file(path: str) -> keras.Model:
     is_whole = zipfile.is_zipfile if path.lower().endswith(".keras") else h5py.is_hdf5
     if not is_whole(path):
         raise InvalidRequestError(
-            f"the model file '{path}' is damaged, not whole, or of another format than its name says. Save or copy it "
-            f"again."
+            f"the model file '{path}' is damaged, incomplete, or not in the format that its name says. Save or copy "
+            "it again."
         )
     # An optimized model is loaded through the classes that are registered here.
     importlib.import_module("tf_memsaver.api")
@@ -65,8 +65,8 @@ def _from_file(path: str) -> keras.Model:
         with contextlib.suppress(InvalidRequestError):
             model = _called(what, lambda: keras.models.load_model(path, compile=False))
             logging.warning(
-                "'%s' was compiled with something that cannot be loaded, and is taken as not compiled; --optimizer "
-                "and --loss compile it (%s)",
+                "'%s' was compiled with something that cannot be loaded, so it is treated as not compiled. To "
+                "compile it, use --optimizer and --loss (%s)",
                 path,
                 error,
             )
@@ -112,8 +112,8 @@ def _check_needs_nothing(found: Any) -> None:
     needed = [each.name for each in parameters if each.default is each.empty and each.kind not in kinds]
     if needed:
         raise TypeError(
-            f"it is called without arguments, and needs {', '.join(needed)}. Give them default values, or name a "
-            f"function that needs none"
+            f"it is called without arguments, but needs {', '.join(needed)}. Give them default values, or name a "
+            "function that needs none"
         )
 
 
@@ -188,6 +188,4 @@ def _check_names(optimizer: str | None, loss: str | None) -> None:
                 get(name)
         except Exception as error:
             logging.debug("no such %s", what, exc_info=True)
-            raise InvalidRequestError(
-                f"{what}='{name}' is no {what} that Keras can make. Give a name of {where}."
-            ) from error
+            raise InvalidRequestError(f"Keras knows no {what} named '{name}'. Give a name of {where}.") from error

@@ -31,8 +31,8 @@ def check_counted(device: str) -> None:
         tf.config.experimental.get_memory_info(device)
     except ValueError as error:
         raise MeasurementError(
-            f"TensorFlow does not count what it allocates on {device}: on this processor it takes the system's "
-            f"allocator. Set the environment variable {VARIABLE}=1 before Python starts, or "
-            f'os.environ["{VARIABLE}"] = "1" before the first TensorFlow operation; results stay the same. '
-            f"(tf_memsaver.measure counts in a process of its own, unless it is told isolate=False.)"
+            f"TensorFlow does not count the memory that it allocates on {device}, since it uses the system's "
+            f"allocator there. Set the environment variable {VARIABLE}=1 before Python starts, or "
+            f"os.environ['{VARIABLE}'] = '1' before the first TensorFlow operation; results stay the same. "
+            "(tf_memsaver.measure sets it for its own process; with isolate=False it cannot.)"
         ) from error

@@ -1,4 +1,4 @@
-"""What ``estimate`` and ``plan`` show: the answer first, then where the bytes are, on one screen of 80 columns."""
+"""What ``estimate`` and ``plan`` print: the answer first, then where the bytes are, on one screen of 80 columns."""
 
 from __future__ import annotations
 

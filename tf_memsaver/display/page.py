@@ -76,7 +76,7 @@ def _answer(report: Report) -> str:
             f"{percent(plan.step_overhead)} longer. The results stay the same."
         )
     else:
-        answer = f"A training step takes {plain}, and this plan does not lower that."
+        answer = f"A training step takes {plain}, and this plan does not save memory."
     change = f"{share} {'less' if report.saved_bytes > 0 else 'more'}" if report.saved_bytes else "the same"
     cards = [
         _card("plain", "Peak memory now", plain, "one plain training step"),
@@ -88,7 +88,7 @@ def _answer(report: Report) -> str:
     if plan.request.budget_bytes is not None:
         kept = plan.peak_bytes <= plan.request.budget_bytes
         cards.append(_card("", "Budget", format_bytes(plan.request.budget_bytes), "kept" if kept else "NOT kept"))
-    but = ", but for the two peaks above, which XLA's compiler told" if plan.request.executor == "xla" else ""
+    but = ", except the two peaks above, which XLA's compiler reports" if plan.request.executor == "xla" else ""
     notes = [_paragraph(_sentence(text)) for text in (plan.advice, plan.note and f"planned {plan.note}") if text]
     return "\n".join(
         (
@@ -97,7 +97,7 @@ def _answer(report: Report) -> str:
             f'<div class="cards">{"".join(cards)}</div>',
             *notes,
             f'<p class="soft">All figures are predicted for TensorFlow\'s own executor{but}; no step was run. '
-            "<code>tf_memsaver.measure</code> runs real ones.</p>",
+            "<code>tf_memsaver.measure</code> runs real steps.</p>",
         )
     )
 
@@ -106,13 +106,13 @@ def _timeline(report: Report) -> str:
     tensors = f"{format_bytes(report.plain.peak.live_bytes)} and {format_bytes(report.planned.peak.live_bytes)}"
     return _section(
         "Memory over one training step",
-        "The forward pass fills memory with activations, the backward pass uses them up. With the plan, some are "
-        "dropped, and computed again when they are needed. Point at a curve to see which tensors are alive.",
+        "The forward pass makes activations, and the backward pass uses and frees them. With the plan, some are "
+        "dropped, and recomputed when they are needed. Point at a curve to see which tensors are alive.",
         _figure(
             "timeline",
             timeline_figure,
             report,
-            f"Bytes of tensors, at most {tensors}. What the allocator takes on top is part of the peaks above. "
+            f"Bytes of tensors, at most {tensors}. The peaks above also include the memory that the allocator adds. "
             "Drag to zoom, double-click to go back.",
         ),
     )
@@ -133,8 +133,8 @@ def _peaks(report: Report) -> str:
         for label, step in ((PLAIN, report.plain), (PLANNED, report.planned))
     )
     return _section(
-        "Where the peak falls",
-        "What memory holds at the moment when it holds most.",
+        "What is alive at the peak",
+        "The tensors in memory at the moment of the highest memory use.",
         f'<div class="pair">{sides}</div>',
     )
 
@@ -146,8 +146,8 @@ def _layers(report: Report) -> str:
             fate.value,
             title,
             _count(len(rows)),
-            f"hold {format_bytes(sum(row.planned_bytes for row in rows))}, "
-            f"plain {format_bytes(sum(row.plain_bytes for row in rows))}",
+            f"{format_bytes(sum(row.planned_bytes for row in rows))} with the plan, "
+            f"{format_bytes(sum(row.plain_bytes for row in rows))} plain",
         )
         for fate, title, rows in (
             (Fate.KEPT, "Kept", kept),
@@ -159,8 +159,8 @@ def _layers(report: Report) -> str:
         (
             _section(
                 "What is kept, and what is recomputed",
-                "Each layer keeps activations for the backward pass. A recomputed segment keeps what enters it, and "
-                "makes the rest again. Bytes are what stays in memory after the forward pass.",
+                "Each layer keeps activations for the backward pass. A recomputed segment keeps only its inputs, and "
+                "recomputes the rest. The bytes are those that stay in memory after the forward pass.",
                 f'<div class="cards">{cards}</div>{_reasons(report)}',
             ),
             _figure("layers", layers_figure, report, "Bytes that each layer keeps for the backward pass."),
@@ -176,8 +176,10 @@ def _made(report: Report) -> str:
     facts = {
         "strategy": f"{plan.strategy} (planner {plan.planner})",
         "planned for": f"{report.device}, batch size {plan.batch_size}",
-        "units": {"layer": "layers", "op": "operations"}.get(plan.request.granularity, "layers, opened where it pays"),
-        "taken apart": ", ".join(plan.opened),
+        "units": {"layer": "layers", "op": "operations"}.get(
+            plan.request.granularity, "layers, or operations where that pays"
+        ),
+        "planned by operations": ", ".join(plan.opened),
         "fingerprint of the model": plan.fingerprint,
         **dict(plan.versions),
     }

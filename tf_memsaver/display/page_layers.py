@@ -26,7 +26,7 @@ def segment_strip(report: Report) -> str:
         else:
             spans += [_span(_colour(row), 1, f"{row.fate.value}: {row.label}") for row in rows]
     keys = (
-        ("is-recomputed", "recomputed (colours take turns by segment)"),
+        ("is-recomputed", "recomputed (two colours alternate, one for each segment)"),
         ("is-kept", "kept"),
         ("is-pinned", "pinned: cannot be recomputed"),
     )

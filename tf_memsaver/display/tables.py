@@ -125,7 +125,7 @@ def rates_table(found: LargestBatch) -> Table:
             share,
             style="bold" if rate.samples_per_second == quickest else None,
         )
-    table.set_caption("predicted; samples a second as a share of the most")
+    table.set_caption("predicted; samples a second as a share of the fastest batch")
     return table
 
 

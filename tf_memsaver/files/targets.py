@@ -72,7 +72,9 @@ def check_target(
     """
     text = _text(path)
     if kind is TargetKind.FILE and text.endswith(os.sep):
-        raise InvalidRequestError(f"the output path '{text}' ends like that of a folder. Name a file.")
+        raise InvalidRequestError(
+            f"the output path '{text}' ends like the path of a folder, but a file is written. Name a file."
+        )
     try:
         place = _resolved(text)
         _check_place(place, text, sources)
@@ -112,7 +114,9 @@ def _text(path: str | os.PathLike[str]) -> str:
     except TypeError as error:
         raise InvalidRequestError(f"the output path is {path!r}. Pass a text or a pathlib.Path.") from error
     if not text.strip():
-        raise InvalidRequestError("the output path is empty. Name what to write; a variable that is not set is empty.")
+        raise InvalidRequestError(
+            "the output path is empty. Name a file or folder. (A shell variable that is not set is empty.)"
+        )
     if os.path.expanduser(text) != text:
         raise InvalidRequestError(
             f"the output path '{text}' begins with '~', which was not expanded. Write the home folder in full."
@@ -136,19 +140,19 @@ def _check_place(place: Path, text: str, sources: Sequence[str | os.PathLike[str
             protected.append(known())
     if _is_at_or_above(place, protected) or os.path.ismount(place):
         raise InvalidRequestError(
-            f"the output path '{text}' is a root, the working or the home folder, a parent of these, or a mount point. "
-            f"Name a place of its own."
+            f"the output path '{text}' is a root, the working or the home folder, a parent of these, or a mount "
+            "point. Name a new folder."
         )
     parent = place.parent
     if not parent.is_dir():
-        what = "is no folder. Choose another path" if os.path.lexists(parent) else "does not exist. Make it first"
-        raise InvalidRequestError(f"the output path '{text}' is to lie in '{parent}', which {what}.")
+        what = "is not a folder. Choose another path" if os.path.lexists(parent) else "does not exist. Create it first"
+        raise InvalidRequestError(f"the output path '{text}' cannot be written: its folder '{parent}' {what}.")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise OutputError(text, f"the folder '{parent}' is not writable")
     existing = [Path(os.path.realpath(source)) for source in sources if os.fspath(source) and os.path.exists(source)]
     if _is_at_or_above(place, existing) or any(_is_at_or_above(source, [place]) for source in existing):
         raise InvalidRequestError(
-            f"the output path '{text}' is the source, holds it or lies inside it. Choose a place apart from the source."
+            f"the output path '{text}' is the source, contains it or is inside it. Choose a path outside the source."
         )
 
 

@@ -17,7 +17,7 @@ from tf_memsaver.errors import OutputError, OutputExistsError
 from tf_memsaver.files.targets import Target, TargetKind, identity, in_the_way
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
-_CHANGED = "somebody else wrote there in the meantime, and this result is dropped"
+_CHANGED = "another program wrote there in the meantime, so this result was discarded"
 
 _scratch: set[Path] = set()
 """The private folders that exist, or are about to."""

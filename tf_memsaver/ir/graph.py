@@ -1,8 +1,8 @@
 """The captured training step: values, operations, units and candidate cuts. No TensorFlow here.
 
-A *unit* is the smallest thing that a segment can hold: one Keras layer call at layer granularity, one operation at op
-granularity. Units are numbered in forward order; *position* ``p`` is the place after the first ``p`` units, so a
-segment ``(start, stop]`` holds the units ``start .. stop - 1`` (0-based) and cuts lie at positions.
+A *unit* is the smallest part of a segment: one Keras layer call at layer granularity, a few operations at op
+granularity. Units are numbered in forward order. *Position* ``p`` is the place after the first ``p`` units: a segment
+``(start, stop]`` has the units ``start .. stop - 1`` (from 0), and cuts are at positions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MemoryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A tensor of the step. ``alias_of`` is the value whose buffer a view shares; a view has no bytes of its own."""
+    """A tensor of the step, with its size in bytes. ``alias_of`` is the value whose buffer a view shares."""
 
     index: int
     name: str
@@ -55,14 +55,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """An operation: what it reads and writes (value indices), what it costs, and the unit that it belongs to.
+    """An operation: what it reads and writes (indices of values), what it costs, and its unit.
 
-    ``unit`` is the 0-based unit for forward ops of a unit and for the backward ops that belong to its gradient;
-    ``None`` for what lies outside all units (input conversion, loss, optimizer). ``overwrites`` lists the inputs whose
-    buffer an output may take over when nobody else reads it; ``after`` the ops that it waits for beside those that make
-    its inputs (control dependencies, and ops too small to be listed). ``shapes`` are values that it looks at for their
-    shape alone: they are not kept for it, but a replay of it makes them again, since the size of a batch is known only
-    as a step runs.
+    ``unit`` is the number of the unit, from 0, for its forward operations and for the backward operations of its
+    gradient; ``None`` for operations outside all units (input conversion, loss, optimizer). ``overwrites`` are the
+    inputs whose buffer an output may use if nothing else reads it. ``after`` are the operations that it waits for, in
+    addition to those that make its inputs (through control dependencies, and operations that are too small to be
+    listed). ``shapes`` are values of which it reads only the shape. They are not kept for it, but a replay of it makes
+    them again, since the batch size is known only when the step runs.
     """
 
     index: int
@@ -83,9 +83,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A layer call (or op). ``signature`` is free of names, so that it is the same for equal models.
+    """A layer call, or a group of operations. ``signature`` contains no names, so it is the same for equal models.
 
-    ``pinned`` is empty, or the reason why the unit cannot be replayed and must stay in a store segment.
+    ``pinned`` is the reason why the unit cannot be recomputed and must stay in a store segment; empty if it can.
     """
 
     index: int
@@ -105,7 +105,7 @@ class Cut:
 
     @property
     def is_articulation(self) -> bool:
-        """Whether exactly one value crosses: every path from the inputs to the loss passes there."""
+        """Whether exactly one value crosses: every path from the inputs to the loss goes through it."""
         return len(self.live) == 1
 
 
@@ -119,16 +119,18 @@ def roots_of(values: Iterable[Value]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Graph(Summarized):
-    """One training step at a concrete batch size. Ops stand in execution order: forward, backward, update.
+    """One training step at a fixed batch size, as ``capture_graph`` returns it.
 
-    With several tapes, one after the other, so do the ops of each: the step is a sequence of such passes.
+    ``ops`` are in execution order: forward, backward, update. If the step has several tapes that run one after the
+    other, it is a sequence of such passes. ``values`` are the tensors, and ``units`` the layer calls or groups of
+    operations. ``cuts`` are the candidate cuts, in order of position. At the positions in ``joined``, no segment may
+    end, since a cut there would change the order of a floating-point sum.
 
-    ``outputs`` are the values that outlive the step (the loss; the weight gradients when there is no optimizer).
-    ``cuts`` are the interior candidate cuts in order of position. ``resident_bytes`` are live before, during and after
-    the step: weights, optimizer slots, other state and the input batch. At the positions in ``joined`` no segment may
-    end: a cut there would change the order of a floating-point sum. ``device`` is the kind that sizes and times are
-    for. ``opened`` are the layers that were chosen to be taken apart, so that their operations are units, and ``note``
-    says why there are none, if that was no choice. ``data_shapes`` are the shapes that only a batch of the data told.
+    ``outputs`` are the values that are live after the step (the loss; without an optimizer, also the weight gradients).
+    ``resident_bytes`` are live before, during and after the step: weights, optimizer slots, other state and the input
+    batch. ``device`` is the kind of device that sizes and times are for. ``opened`` are the layers whose operations are
+    units, and ``note`` says why there could be none. ``data_shapes`` are shapes that are known from a batch of the data
+    only.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Segments: what a plan is made of, and whether some of them cover the units of a graph."""
+"""Segments, the parts of a plan, and the check that they cover the units of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_memsaver.errors import PlanFormatError
 
 
 class SegmentMode(enum.Enum):
-    """What happens to a segment's inner activations after the forward pass."""
+    """What happens to a segment's inner activations after the forward pass: they are stored, or recomputed."""
 
     STORE = "store"
     RECOMPUTE = "recompute"
@@ -18,9 +18,9 @@ class SegmentMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Units ``(start, stop]``: the 0-based units ``start .. stop - 1``, which run, and are replayed, as one function.
+    """The units ``start`` to ``stop - 1`` (from 0), which are stored or recomputed together.
 
-    A recompute segment may hold child segments that cover it: they are segments again while it is replayed.
+    A recompute segment may have child segments that cover it: its recomputation then runs in these segments.
     """
 
     start: int

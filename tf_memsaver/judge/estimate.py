@@ -1,10 +1,9 @@
-"""Memory of a training step layer by layer: the rule of thumb with real numbers, beside the simulated peak.
+"""The memory of a training step, layer by layer: the simulated peak, and the usual rule of thumb beside it.
 
-The rule that people compute by hand counts activations twice (each has a gradient of its size) and weights three times
-(weight, gradient, one momentum), all at 4 bytes, plus the input batch. Here the element sizes and the number of
-optimizer slots are the model's own, read from the captured step. The rule still errs in both directions: not every
-output is kept for the backward pass, outputs that a layer makes on its way are, and gradients do not live all at once.
-The simulated peak knows; so both are shown.
+The rule of thumb counts activations twice (each has a gradient of its size) and weights three times (weight, gradient,
+one momentum), all at 4 bytes, plus the input batch. Here, the element sizes and the number of optimizer slots come from
+the captured step. The rule is still wrong in both directions: the backward pass does not need every output, it needs
+some values inside layers, and gradients are not all live at once. The simulation counts all of this, so both are shown.
 """
 
 from __future__ import annotations
@@ -22,10 +21,11 @@ from tf_memsaver.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitEstimate:
-    """One layer call. A weight or buffer counts for the first call that has it, so that columns add up.
+    """One layer call of an ``Estimate``. A weight or buffer counts for the first call that uses it, so sums are right.
 
-    ``output_bytes`` is what later calls or the loss read from it; ``kept_bytes`` is what it makes and the backward pass
-    reads, so what stays in memory after the forward pass of the plain step; ``flops`` is one forward run.
+    ``output_bytes`` are the outputs that later calls or the loss read. ``kept_bytes`` are the values that the layer
+    makes and the backward pass reads: they stay in memory after the forward pass of the plain step. ``parameter_bytes``
+    are the weights and other state. ``flops`` are the floating-point operations of one forward run.
     """
 
     label: str
@@ -38,13 +38,18 @@ class UnitEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate(Summarized):
-    """Where the bytes of one plain training step go. All figures are predicted; none was measured.
+    """The result of ``estimate``: where the bytes of one plain training step go. All figures are predicted.
 
-    ``activation_bytes`` is all that the forward pass leaves for the backward pass, including what no layer owns (the
-    loss). ``optimizer_slots`` is the optimizer's memory as a multiple of the trained weights' (2.0 for Adam).
-    ``peak_bytes`` is the simulated peak of the whole step in TensorFlow's own executor, as the allocator reports it;
-    the live tensors are most at ``peak_at``. ``compiled_peak_bytes`` is the peak by XLA's compiler, where ``fit``
-    compiles the model with XLA, else None. ``pandas.DataFrame(estimate.units)`` is a table of the layers.
+    ``peak_bytes`` is the simulated peak of the whole step in TensorFlow's own executor, as the allocator would report
+    it. ``peak_at`` is the operation and the layer at which the most bytes are live. ``compiled_peak_bytes`` is the
+    peak that XLA's compiler reports, if ``fit`` compiles the model with XLA, otherwise None.
+
+    ``activation_bytes`` are all values that the forward pass leaves for the backward pass, including those outside
+    layers (the loss). ``parameter_bytes`` are the weights and other state, ``gradient_bytes`` the gradients of the
+    trained weights, ``optimizer_bytes`` the optimizer's slots, and ``input_bytes`` the batch. ``optimizer_slots`` is
+    the optimizer's memory as a multiple of the trained weights' (2.0 for Adam). ``step_seconds`` is the predicted time.
+
+    ``units`` has one entry for each layer; ``pandas.DataFrame(estimate.units)`` is a table of them.
     """
 
     model: str
@@ -84,7 +89,7 @@ class Estimate(Summarized):
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of all layers' outputs: the rule's count of activations."""
+        """The bytes of all layers' outputs, which the rule of thumb counts as activations."""
         return sum(unit.output_bytes for unit in self.units)
 
     @property
@@ -94,7 +99,7 @@ class Estimate(Summarized):
 
     @property
     def rule_of_thumb_bytes(self) -> int:
-        """The rule's answer: every output and its gradient, weights, their gradients, optimizer slots, input batch."""
+        """The rule of thumb: all outputs times two, weights, their gradients, optimizer slots, and the input batch."""
         weights = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         return 2 * self.output_bytes + weights + self.input_bytes
 

@@ -1,4 +1,4 @@
-"""The table's other part: what only the command takes."""
+"""The second part of the table: options that only the command takes."""
 
 # No "from __future__ import annotations": the entries of the table are annotations, and are read as values.
 
@@ -13,7 +13,7 @@ Format = Literal["text", "json"]
 """What the command prints."""
 
 SaveFormat = Literal["keras", "saved_model"]
-"""What it writes of a model."""
+"""The formats in which it writes a model."""
 
 
 class FormatFlags(TypedDict, total=False):
@@ -23,7 +23,7 @@ class FormatFlags(TypedDict, total=False):
         Format,
         Option(
             check=choice(*get_args(Format)),
-            help="what to print: tables, or one JSON document",
+            help="output format: tables, or one JSON document",
             default="text",
             value="text|json",
         ),
@@ -37,7 +37,7 @@ class ModelFlags(Batches, FormatFlags, total=False):
         Sequence[int],
         Option(
             check=sizes,
-            help="shape of one example, for a name of keras.applications",
+            help="shape of one example, if MODEL is a name of keras.applications",
             default=(),
             value="H,W,C",
             read=read_ints,
@@ -55,12 +55,17 @@ class DetailFlags(TypedDict, total=False):
 
     all: Annotated[
         bool,
-        Option(check=switch, help="show every layer and segment, not the largest blocks", default=False, value=""),
+        Option(
+            check=switch,
+            help="show every layer and segment instead of the largest blocks",
+            default=False,
+            value="",
+        ),
     ]
 
 
 class PlanFlags(TypedDict, total=False):
-    """A plan that is there already."""
+    """An existing plan."""
 
     plan: Annotated[str, Option(check=path, help="apply this plan file instead of planning", value="FILE")]
 
@@ -72,7 +77,7 @@ class OutputFlags(TypedDict, total=False):
         str,
         Option(
             check=path,
-            help="where to write; never over something that is there, unless --overwrite",
+            help="file or folder to write; it must not exist, unless --overwrite is given",
             value="PATH",
         ),
     ]
@@ -85,7 +90,7 @@ class SaveFlags(TypedDict, total=False):
         Sequence[SaveFormat],
         Option(
             check=choices(*get_args(SaveFormat)),
-            help="what to write beside plan.json: keras, saved_model (default: both)",
+            help="formats of the model, written beside plan.json: keras, saved_model (default: both)",
             default=get_args(SaveFormat),
             value="NAME,NAME",
             read=read_list,

@@ -1,7 +1,7 @@
-"""The table of options. Each stands here once, with its type, its check, its default and what is said of it.
+"""The table of options. It defines each option once: type, check, default and help text.
 
-A class is a group of options that goes together: a verb takes the keywords of one (``**options: Unpack[PlanOptions]``),
-and a sub-command the flags of some. Type checkers and editors read the types here, the program reads the rest.
+A class is a group of related options. A verb takes the keywords of one class (``**options: Unpack[PlanOptions]``), and
+a sub-command takes the flags of some classes. Type checkers and editors read the types, the program reads the rest.
 """
 
 # No "from __future__ import annotations": the entries of the table are annotations, and are read as values.
@@ -26,38 +26,38 @@ from tf_memsaver.options.option import Option, read_float, read_int, several
 _Planner = Literal["auto", "min_time", "min_peak", "nested"]
 _Baseline = Literal["plain", "recompute_all", "keep_products", "chen_sqrt", "chen_greedy"]
 Strategy = Literal[_Planner, _Baseline]
-"""The planners of this package; others can be registered."""
+"""The planners of this package. Users can register others."""
 
 STRATEGIES: dict[str, str] = {
     "auto": "the quickest step within the budget; without a budget, the smallest peak within max_overhead",
     "min_time": "the quickest step within the budget",
     "min_peak": "the smallest peak, whatever the time",
     "nested": "segments within segments: a smaller peak than the others reach, for more time",
-    "plain": "recomputes nothing (to compare with, as all that follow)",
-    "recompute_all": "recomputes every layer that can be",
-    "keep_products": "keeps the results of matrix products and convolutions, recomputes all else",
-    "chen_sqrt": "about as many segments as the square root of the layers (Chen et al. 2016)",
+    "plain": "recomputes nothing (this and the following are baselines for comparison)",
+    "recompute_all": "recomputes every layer that can be recomputed",
+    "keep_products": "keeps the results of matrix products and convolutions, recomputes all others",
+    "chen_sqrt": "about as many segments as the square root of the number of layers (Chen et al. 2016)",
     "chen_greedy": "segments of about equal bytes (Chen et al. 2016)",
 }
-"""What each does, as the command's help says it."""
+"""What each strategy does. The command's help shows this text."""
 
 Granularity = Literal["auto", "layer", "op"]
-"""What a unit of a graph may be."""
+"""What one unit of a plan is: a layer, an operation, or either."""
 
 TimeChunks = int | Literal["auto"] | None
-"""The time steps of a chunk of a recurrent layer; None leaves it whole."""
+"""The number of time steps in a chunk of a recurrent layer. None does not divide the layer."""
 
 Mode = Literal["eager", "graph", "xla"]
 """How TensorFlow runs a step."""
 
 Executor = Literal["auto", "graph", "xla"]
-"""What runs a training step: TensorFlow's own executor of graphs, or what XLA compiles."""
+"""What runs a training step: TensorFlow's own graph executor, or a program that XLA compiles."""
 
 MeasureMode = Literal["fit", "eager", "graph", "xla"]
-"""How steps are run to be measured."""
+"""How measured steps are run."""
 
 DEFAULT_MAX_OVERHEAD = 0.3
-"""Without a budget: the smallest peak whose predicted step is at most this share longer."""
+"""The limit on extra step time if no budget is given, as a share of the plain step's time."""
 
 
 # What the verbs take --------------------------------------------------------------------------------------------------
@@ -70,24 +70,27 @@ class Data(TypedDict, total=False):
         Any,
         Option(
             check=any_value,
-            help="what fit is given: a tf.data.Dataset, a keras.utils.PyDataset, or a batch such as (x, y)",
-            more="Specs of a batch will do, too. It tells the batch size and the shapes of inputs and targets. Arrays "
-            "of all samples are batched by ``batch_size``, as ``fit`` does it; without that they are one batch. Of a "
-            "dataset at most the first element is read. It is remembered for this model.",
+            help="your training data, as for fit: a tf.data.Dataset, a keras.utils.PyDataset, or a batch such as "
+            "(x, y)",
+            more="A batch of specs (``tf.TensorSpec``) works, too. The data gives the batch size and the shapes of "
+            "inputs and targets. Arrays of all samples are divided into batches of ``batch_size``, as in ``fit``; "
+            "without ``batch_size``, they count as one batch. At most the first element of a dataset is read. The "
+            "shapes are remembered for this model.",
             value="MODULE:FUNCTION",
-            flag_text="what fit is given: package.module:function, which returns a dataset or a batch",
+            flag_text="your training data: package.module:function, which returns a dataset or a batch",
         ),
     ]
 
 
 class BatchSize(TypedDict, total=False):
-    """What bytes depend on."""
+    """The number of samples in a batch."""
 
     batch_size: Annotated[
         int | None,
         Option(
             check=none_or(whole(1, MOST_BATCH)),
-            help="samples in a training batch (per replica), where data does not tell it or another is meant",
+            help="samples in a training batch (per replica); needed only if data does not give it, or to use another "
+            "size",
             value="N",
             read=read_int,
         ),
@@ -95,34 +98,34 @@ class BatchSize(TypedDict, total=False):
 
 
 class Batches(Data, BatchSize):
-    """What every verb must be told, in one way or the other."""
+    """The data, or the batch size: every verb needs one of them."""
 
 
 class Loops(TypedDict, total=False):
-    """How a model is trained, where that is not ``fit``."""
+    """The step of a training loop that does not use ``fit``."""
 
     step: Annotated[
         Any,
         Option(
             check=any_value,
-            help="the step of a training loop of your own: the function that is called with each element of ``data``",
-            more="It is traced as it stands, optimizer's update and all, and left as it was; the model need not be "
-            "compiled. ``model`` is then the network that it calls, or a tuple, list or dict of several.",
+            help="the step of your own training loop: the function that you call with each element of ``data``",
+            more="It is traced as you wrote it, with the optimizer's update, and is not changed. The model need not "
+            "be compiled. ``model`` is then the network that the step calls, or a tuple, list or dict of several.",
         ),
     ]
 
 
 class Limits(TypedDict, total=False):
-    """What a plan must keep to, and who makes it."""
+    """The limits of a plan, and the planner that makes it."""
 
     budget: Annotated[
         int | str | None,
         Option(
             check=none_or(byte_budget),
-            help="peak memory allowed to a whole training step, like 6GiB, 512MiB or 16000000000; 80% is a share of "
-            "the plain step's, auto what the device has left",
-            more="A number counts bytes. None is no limit. Of what a device has left ``auto`` takes nine tenths: "
-            "buffers are not all that a process needs.",
+            help="most memory that a whole training step may take: 6GiB, 512MiB, or a number of bytes; 80% is a share "
+            "of the plain step's peak; auto is the memory that the device has left",
+            more="None is no limit. ``auto`` uses nine tenths of the memory that is left, since a process also needs "
+            "memory outside its tensors.",
             value="BYTES",
         ),
     ]
@@ -130,9 +133,9 @@ class Limits(TypedDict, total=False):
         float | None,
         Option(
             check=none_or(share),
-            help="longest extra step time allowed, as a share of the plain step (default without a budget: "
+            help="most extra step time allowed, as a share of the plain step's time (default without a budget: "
             f"{DEFAULT_MAX_OVERHEAD})",
-            more="It is held against the predicted time.",
+            more="It limits the predicted time.",
             value="SHARE",
             read=read_float,
         ),
@@ -141,53 +144,51 @@ class Limits(TypedDict, total=False):
         Strategy | str,
         Option(
             check=name_,
-            help=f"planner: {', '.join(get_args(_Planner))}; to compare with: {', '.join(get_args(_Baseline))}; or one "
-            "of an installed package",
-            more="``auto`` takes the quickest step within the budget or, without one, the smallest peak within "
-            "max_overhead (of those within 2% of it, the quickest; nested ones only where more than "
-            f"{DEFAULT_MAX_OVERHEAD} is allowed, or a budget needs them).",
+            help=f"the planner: {', '.join(get_args(_Planner))}; a baseline: {', '.join(get_args(_Baseline))}; or a "
+            "planner from an installed package",
+            more="``auto`` gives the quickest step within the budget. Without a budget, it gives the smallest peak "
+            "within ``max_overhead``; of the plans within 2% of that peak, the quickest. It uses nested segments only "
+            f"if ``max_overhead`` is above {DEFAULT_MAX_OVERHEAD} or the budget needs them.",
             default="auto",
             value="NAME",
-            flag_text="who plans: one of the strategies below, or of an installed package",
+            flag_text="the planner: one of the strategies below, or one from an installed package",
         ),
     ]
 
 
 class Hints(TypedDict, total=False):
-    """What a planner is told of the model."""
+    """Layers that the plan must keep or recompute."""
 
     keep: Annotated[
         str | Sequence[str],
-        several(help="layers never to recompute: names or patterns (conv1_*)"),
+        several(help="layers that are never recomputed: names or patterns (conv1_*)"),
     ]
     recompute: Annotated[
         str | Sequence[str],
         several(
-            help="layers always to recompute",
-            more="Names or patterns.",
+            help="layers that are always recomputed: names or patterns",
         ),
     ]
     candidates: Annotated[
         str | Sequence[str],
         several(
-            help="cut only after these layers",
-            more="Names or patterns: a segment ends after one of them.",
+            help="the only layers after which a segment may end: names or patterns",
         ),
     ]
 
 
 class Units(TypedDict, total=False):
-    """What a plan is made of."""
+    """The units of a plan."""
 
     granularity: Annotated[
         Granularity,
         Option(
             check=choice(*get_args(Granularity)),
-            help="what is counted and cut: layer; op for single operations, names being theirs then; or auto, which "
-            "takes those layers apart where that pays",
-            more="A plan of operations may keep a matrix product and recompute the softmax after it. ``auto`` does so "
-            "in blocks that somebody put together, and between the layers of a ``call`` of one's own, where "
-            "``fit`` runs a graph. Layers of Keras that a model calls one after another stay whole.",
+            help="the unit of the plan: layer for whole layers; op for single operations (names are then those of "
+            "operations); auto for layers, and for operations inside a layer where that pays",
+            more="A plan by operations can keep a matrix product and recompute the softmax after it. ``auto`` does "
+            "this inside layers that consist of other layers, and between the layers that a ``call`` of your own "
+            "runs, if ``fit`` runs a graph. Keras's own layers that a model calls one after another stay whole.",
             default="auto",
             value="auto|layer|op",
         ),
@@ -196,11 +197,12 @@ class Units(TypedDict, total=False):
         TimeChunks,
         Option(
             check=none_or(either(choice("auto"), whole(1), "a whole number of 1 or more, or auto")),
-            help="cut recurrent layers along time into chunks of so many steps, which are kept or recomputed by "
-            "themselves; auto is the square root of all steps",
-            more="Memory then grows with the square root of the steps; results are the same. It is for Keras's "
-            "recurrent layers in Functional and Sequential models, which ``auto`` plans by layers then. What stays "
-            "whole, the plan's note says with the reason. Each chunk is traced: the first step takes longer.",
+            help="divide recurrent layers along time into chunks of this many steps, each kept or recomputed on its "
+            "own; auto is the square root of the number of steps",
+            more="With ``auto``, memory grows with the square root of the number of steps; results are the same. It "
+            "applies to Keras's recurrent layers in Functional and Sequential models, which granularity ``auto`` then "
+            "plans by layers. The plan's note lists the layers that were not divided, with the reason. Each chunk is "
+            "traced, so the first step takes longer.",
             value="STEPS|auto",
             read=read_int,
         ),
@@ -214,9 +216,9 @@ class Timing(TypedDict, total=False):
         bool,
         Option(
             check=switch,
-            help="time the step's operations on this device instead of predicting their times",
-            more="Each is run by itself (seconds). Predictions go by their arithmetic and the bytes that they move. "
-            "Plans from measured times vary a little.",
+            help="measure the times of the step's operations on this device instead of predicting them",
+            more="Each operation runs on its own; this takes seconds. Predicted times come from the arithmetic of an "
+            "operation and the bytes that it moves. Plans from measured times vary a little from run to run.",
             default=False,
             value="",
         ),
@@ -224,31 +226,31 @@ class Timing(TypedDict, total=False):
 
 
 class Order(TypedDict, total=False):
-    """In which order a step runs."""
+    """The order in which a step runs."""
 
     order: Annotated[
         bool,
         Option(
             check=switch,
-            help="hold the backward pass in the order that was planned, so that steps take alike",
-            more="``False`` leaves the order to TensorFlow's threads. Results are the same. Eager steps and XLA have "
-            "an order of their own.",
+            help="run the backward pass in the planned order, so that all steps take about the same memory",
+            more="``False`` leaves the order to TensorFlow's threads. Results are the same. It has no effect on eager "
+            "steps and under XLA.",
             default=True,
         ),
     ]
 
 
 class Running(Order, total=False):
-    """How a plan is run."""
+    """How the steps of a plan run."""
 
     executor: Annotated[
         Executor,
         Option(
             check=choice(*get_args(Executor)),
-            help="what runs the steps, and so what judges plans: graph is TensorFlow's own executor, which is "
-            "simulated; xla is XLA, whose compiler is asked; auto is what fit will do with the model on this device",
-            more="For XLA up to five plans are compiled, none is run; each takes as long as the first step of "
-            "``fit``. A model that is not compiled is planned for ``graph``.",
+            help="what will run the steps; it decides how peaks are computed. graph: TensorFlow's own executor, which "
+            "is simulated; xla: XLA, whose compiler reports them; auto: what fit uses for this model on this device",
+            more="For XLA, up to five plans are compiled and none is run; each takes as long as the first step of "
+            "``fit``. A model without ``compile`` is planned for ``graph``.",
             default="auto",
             value="auto|graph|xla",
         ),
@@ -256,38 +258,43 @@ class Running(Order, total=False):
 
 
 class Inputs(TypedDict, total=False):
-    """What a model is called with."""
+    """The inputs of a model."""
 
     inputs: Annotated[
         Any,
         Option(
             check=any_value,
-            help="what a model with a ``call`` of its own is called with, where no data is given: specs such as "
+            help="the inputs of a model with its own ``call``, if no data is given: specs such as "
             "``tf.TensorSpec((None, 224, 224, 3))``, or a batch, in the structure of the call's first argument",
-            more="It is remembered for this model. A Functional model knows it, but for dimensions that its "
-            "``keras.Input`` left open, such as the length of a text.",
+            more="They are remembered for this model. A Functional model needs them only for dimensions that its "
+            "``keras.Input`` leaves open, such as the length of a text.",
         ),
     ]
 
 
 class Overwrite(TypedDict, total=False):
-    """What may become of an output that is there; ``export_saved_model`` takes this alone."""
+    """Whether existing output may be replaced. ``export_saved_model`` takes only this."""
 
     overwrite: Annotated[
         bool,
-        Option(check=switch, help="replace an output of this program; anything else stays", default=False, value=""),
+        Option(
+            check=switch,
+            help="replace an existing output that tf_memsaver wrote; other files are never replaced",
+            default=False,
+            value="",
+        ),
     ]
 
 
 class Points(TypedDict, total=False):
-    """How close the plans of a curve lie."""
+    """The number of plans on a curve."""
 
     points: Annotated[
         int,
         Option(
             check=whole(2, 1000),
-            help="plans on the curve",
-            more="There may be fewer where fewer differ.",
+            help="number of plans on the curve",
+            more="There are fewer if fewer plans differ.",
             default=24,
             value="N",
             read=read_int,
@@ -314,9 +321,9 @@ class CalibratedOptions(OptimizeOptions, total=False):
         bool,
         Option(
             check=switch,
-            help="run twenty real steps, and plan again for less until they keep the budget",
-            more="They run in this process, where all that it holds counts, and leave the model as it was. Each plan "
-            "is traced for it once more.",
+            help="run twenty real steps; if they exceed the budget, plan again with a lower limit until they keep it",
+            more="The steps run in this process, so all memory that it holds counts. The model does not change. Each "
+            "plan that is tried is traced once more.",
             default=False,
             value="",
         ),
@@ -330,8 +337,8 @@ class ApplyOptions(Loops, total=False):
         Any,
         Option(
             check=any_value,
-            help="as in ``optimize``: what a ``call`` or a ``train_step`` of the model's own is given, which a plan "
-            "from another process does not say; with ``step`` it is needed",
+            help="as in ``optimize``; needed with ``step``, and for a model with its own ``call`` or ``train_step`` "
+            "if the plan comes from another process",
         ),
     ]
 
@@ -343,9 +350,9 @@ class LargestBatchOptions(OptimizeOptions, total=False):
         bool,
         Option(
             check=switch,
-            help="run no real steps at the answer",
-            more="Else a fresh process runs some and, where they take more than the budget, a smaller batch is tried. "
-            "A loop of one's own (``step``) cannot be sent to a process, and is never run.",
+            help="do not check the answer with real steps",
+            more="Otherwise, a fresh process runs three steps; if they exceed the budget, a smaller batch is tried. "
+            "Your own loop (``step``) cannot be sent to a process, so it is never run.",
             default=False,
             value="",
         ),
@@ -390,8 +397,7 @@ class SavedModelOptions(FunctionOptions, Overwrite, total=False):
     functions: Annotated[
         str | Sequence[str],
         several(
-            help="functions of a SavedModel to rewrite (default: all that can be trained through)",
-            more="Give names, such as ``__call__``.",
+            help="functions of a SavedModel to rewrite, such as __call__ (default: all that gradients go through)",
             flag="function",
         ),
     ]
@@ -405,7 +411,7 @@ class RunOptions(Batches, Loops, total=False):
         Option(
             check=choice(*get_args(Mode)),
             help="how to run the steps: eager, graph or xla",
-            more="``graph`` is a tf.function, ``xla`` one with jit_compile.",
+            more="``graph`` is a tf.function, ``xla`` a tf.function with ``jit_compile=True``.",
             default="graph",
             value="MODE",
         ),
@@ -421,8 +427,8 @@ class MeasureOptions(Batches, Loops, total=False):
         Option(
             check=none_or(choice(*get_args(MeasureMode))),
             help="how to run the steps: fit, eager, graph or xla (default: fit for a compiled model, else graph)",
-            more="``fit`` is Keras's own, compiled with XLA if it is there; the others are steps of our own: ``graph`` "
-            "is a tf.function, ``xla`` one with jit_compile.",
+            more="``fit`` is Keras's own ``fit``, with XLA if Keras uses it. The others run the step of tf_memsaver: "
+            "``graph`` in a tf.function, ``xla`` in one with ``jit_compile=True``.",
             value="MODE",
         ),
     ]
@@ -433,8 +439,8 @@ class MeasureOptions(Batches, Loops, total=False):
         bool,
         Option(
             check=switch,
-            help="run steps of the plain model in turns with those of the optimized one, and compare their times",
-            more="They run when the memory has been measured. The plain step must fit into the memory that is there.",
+            help="also run plain and optimized steps alternately, and compare their times",
+            more="These steps run after memory has been measured. The plain step must fit into memory.",
             default=False,
         ),
     ]
@@ -443,9 +449,9 @@ class MeasureOptions(Batches, Loops, total=False):
         Option(
             check=switch,
             help="measure in a fresh process (the model travels as a ``.keras`` file)",
-            more="``False`` measures here, where buffers of other work may be counted. Classes and functions of your "
-            "own that are defined in ``__main__`` or inside a function need it, and so do ``Lambda`` layers: the "
-            "process loads the file in Keras's safe mode.",
+            more="``False`` measures in this process, where other buffers may be counted. You need ``False`` for "
+            "classes and functions that are defined in ``__main__`` or inside a function, and for ``Lambda`` layers, "
+            "since the process loads the file in Keras's safe mode.",
             default=True,
         ),
     ]
@@ -473,10 +479,10 @@ OPTIONS: dict[str, Option] = {
 
 
 def checked(group: Any = None, **options: Any) -> dict[str, Any]:
-    """Return options, each by its name, as we use them; ``group`` is the class above that they are of.
+    """Return the checked options by name; ``group`` is the class above that they belong to.
 
     Raises:
-      InvalidRequestError: the first one that is no such value; the sentence names it and says what is accepted.
+      InvalidRequestError: an option has an invalid value. The message names the option and what is accepted.
     """
     known = OPTIONS if group is None else options_of(group)
     return {name: known[name].check(name, value) for name, value in options.items()}

@@ -95,12 +95,21 @@ def documented(docstring: str | None, group: Any) -> str | None:
     """Return a docstring whose section on arguments has all options of a group."""
     if docstring is None:  # Python runs without docstrings.
         return None
-    text = inspect.cleandoc(docstring)
+    text = _with_arguments(inspect.cleandoc(docstring))
     before, _, rest = text.partition(_ARGS)
     own, gap, after = rest.partition("\n\n")
     options = {name: option for name, option in options_of(group).items() if f"  {name}: " not in own}
     lines = [_entry(name, option.description) for name, option in options.items()]
-    return "".join([before, _ARGS, "\n".join([own.rstrip(), *lines]), gap, after])
+    return "".join([before, _ARGS, "\n".join(filter(None, [own.rstrip(), *lines])), gap, after])
+
+
+def _with_arguments(text: str) -> str:
+    """Return a docstring that has a section on arguments, if need be an empty one before what it returns and raises."""
+    if _ARGS in text:
+        return text
+    places = [text.find(f"\n\n{section}:\n") for section in ("Returns", "Raises")]
+    place = min((place for place in places if place >= 0), default=len(text))
+    return f"{text[:place]}\n\n{_ARGS}{text[place:]}"
 
 
 def _entry(name: str, description: str) -> str:

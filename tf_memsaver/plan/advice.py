@@ -38,11 +38,11 @@ CUT_ALONG_TIME = ("ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "GRU", "LSTM", "RNN"
 So can a ``Bidirectional`` of them (``program.time_chunks``).
 """
 
-_BATCH = "a larger batch, of whose activations more can be saved"
-_BY_ITSELF = "or optimize a model inside this one by itself"
+_BATCH = "a larger batch, which has more activations to save"
+_BY_ITSELF = "or optimize a network inside this model on its own"
 _SMALLER_UNITS = {
-    "layer": f"granularity='auto', which cuts inside layers, too, {_BY_ITSELF}",
-    "auto": f"granularity='op', which cuts inside all layers, {_BY_ITSELF}",
+    "layer": f"granularity='auto', which also plans inside layers, {_BY_ITSELF}",
+    "auto": f"granularity='op', which plans inside all layers, {_BY_ITSELF}",
     "op": "",
 }
 """What helps where whole layers are the reason, by the granularity that was asked for."""
@@ -67,8 +67,9 @@ def _of_budget(plan: Plan) -> str:
         return ""
     return (
         f"a step may take up to about {format_bytes(highest)}, more than the budget of {format_bytes(budget)}, since "
-        f"TensorFlow's allocator wastes some memory. No plan was found that surely stays below. To see what real steps "
-        f"take, use tf_memsaver.measure; to hold them to the budget, optimize(..., calibrate=True)."
+        f"TensorFlow's allocator wastes some memory. No plan was found that certainly stays below the budget. To see "
+        f"what real steps take, use tf_memsaver.measure; for a plan whose real steps keep the budget, use "
+        f"optimize(..., calibrate=True)."
     )
 
 
@@ -87,7 +88,7 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
         return ""
     return (
         f"One recurrent layer, '{largest.label}', makes {format_bytes(largest.kept_bytes)} of the peak. "
-        f"Try time_chunks='auto', which cuts such layers along time."
+        f"Try time_chunks='auto', which divides such layers along time."
     )
 
 
@@ -103,8 +104,8 @@ def _of_savings(simulator: Simulator, plan: Plan) -> str:
         return f"the plan {did}: strategy='plain' asks for that"
     if request.budget_bytes is not None and plain_peak_bytes <= request.budget_bytes:
         return (
-            f"the plan {did}: the plain step ({format_bytes(plain_peak_bytes)}) is within the budget of "
-            f"{format_bytes(request.budget_bytes)} as it is"
+            f"the plan {did}: the plain step ({format_bytes(plain_peak_bytes)}) already fits the budget of "
+            f"{format_bytes(request.budget_bytes)}"
         )
     graph = simulator.graph
     found = _reasons(graph, request, simulator.run(plan.segments), Estimate.from_graph(graph))
@@ -130,8 +131,8 @@ def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estim
     """Return reasons, the most important first, each with what helps; at least one."""
     found = [*_at_the_peak(graph, timeline), *_in_few_layers(graph, request, estimate), *_by_the_request(request)]
     none = (
-        f"the backward pass reads {format_bytes(estimate.activation_bytes)} of the forward pass, and no other choice "
-        f"of layers to recompute was found to need less in the time allowed",
+        f"the backward pass reads {format_bytes(estimate.activation_bytes)} of activations, and no other choice of "
+        f"layers to recompute was found that needs less memory within the allowed time",
         _SMALLER_UNITS[request.granularity],
     )
     return found or [none]
@@ -146,8 +147,8 @@ def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:
     op = graph.ops[timeline.instants[timeline.peak_at].op]
     if op.phase is Phase.UPDATE:
         yield (
-            f"the peak is in the optimizer's update ({op.type}), where no activation is left: weights, gradients and "
-            f"optimizer slots take it all",
+            f"the peak is in the optimizer's update ({op.type}), where no activations are left, only weights, "
+            f"gradients and optimizer slots",
             f"{_BATCH}, or an optimizer with fewer slots",
         )
         return
@@ -163,8 +164,8 @@ def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:
     if needed >= _MOST * (peak - resident):
         where = "" if op.unit is None else f" of '{graph.units[op.unit].label}'"
         yield (
-            f"the peak is at one operation ({op.type}, {op.phase.value}{where}), which needs "
-            f"{format_bytes(needed)} by itself",
+            f"the peak is at one operation ({op.type}, {op.phase.value}{where}), which alone needs "
+            f"{format_bytes(needed)}",
             "",
         )
 
@@ -173,7 +174,7 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
     """Yield what cannot be replayed, or not in parts."""
     total = estimate.activation_bytes
     if not total:
-        yield "the backward pass reads nothing that the forward pass makes", ""
+        yield "the backward pass reads no activations", ""
         return
     by_bytes = sorted(estimate.units, key=lambda unit: -unit.kept_bytes)
     reasons = {unit.label: unit.pinned for unit in graph.units}
@@ -181,8 +182,8 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
     largest = by_bytes[0]
     if largest.kept_bytes >= _MOST * total and not reasons[largest.label]:
         yield (
-            f"of {format_bytes(total)} that the backward pass reads, {format_bytes(largest.kept_bytes)} are made by "
-            f"one layer, '{largest.label}', which is replayed as a whole or not at all",
+            f"of the {format_bytes(total)} of activations, {format_bytes(largest.kept_bytes)} are made by one layer, "
+            f"'{largest.label}', which is recomputed as a whole or not at all",
             remedy,
         )
         return
@@ -192,8 +193,8 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
         named = "; ".join(f"'{unit.label}' {reasons[unit.label]}" for unit in pinned[:_NAMED])
         more = f"; and {len(pinned) - _NAMED} more" if len(pinned) > _NAMED else ""
         yield (
-            f"{len(pinned)} of {len(by_bytes)} layers cannot be replayed, and make {format_bytes(held)} of the "
-            f"{format_bytes(total)} that the backward pass reads: {named}{more}",
+            f"{len(pinned)} of {len(by_bytes)} layers cannot be recomputed, and make {format_bytes(held)} of the "
+            f"{format_bytes(total)} of activations: {named}{more}",
             remedy,
         )
         return
@@ -203,13 +204,13 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
         terms = _terms_of_the_longest_sum(graph)
         if terms >= _SUM_OF_MANY:
             yield (
-                f"{places}, since {terms} tensors are added up, and a cut between the layers that make them would "
-                f"change the rounding of that sum",
+                f"{places}, since {terms} tensors are added, and a segment that ends between the layers that make them "
+                f"would change the rounding of this sum",
                 "an activation after each term of the sum (it changes the model; then the layers between two terms can "
                 "be replayed)",
             )
         else:
-            yield f"{places}, since a cut elsewhere would change the rounding of a sum", remedy
+            yield f"{places}, since a segment that ends elsewhere would change the rounding of a sum", remedy
 
 
 def _terms_of_the_longest_sum(graph: Graph) -> int:

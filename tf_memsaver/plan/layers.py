@@ -10,16 +10,17 @@ from typing import Literal
 from tf_memsaver.ir.segments import SegmentMode
 
 Decision = Literal["recomputed", "kept", "pinned"]
-"""What a plan does with a layer: ``pinned`` ones are kept because they must be."""
+"""What a plan does with a layer. ``pinned`` layers are kept because they must be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayer:
     """What a plan does with one layer call, and why: a row of ``Plan.layers``.
 
-    ``activation_bytes`` is what the layer makes and the plain step keeps for the backward pass; None where an older
-    plan file does not say. Of a recomputed layer, only what later segments read of it is kept. ``segment`` is the
-    0-based number of the plan's segment that the layer lies in.
+    ``activation_bytes`` are the bytes that the layer makes and that the plain step keeps for the backward pass (None in
+    older plan files). Under the plan, a recomputed layer keeps only what later segments read. ``segment`` is the number
+    of the segment that contains the layer, from 0. ``reason`` says why the layer must be kept or recomputed, or names
+    the planner that chose.
     """
 
     layer: str

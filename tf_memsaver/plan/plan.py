@@ -1,4 +1,4 @@
-"""What a planner answers: a plan, certified and with what is predicted of it; and its JSON form."""
+"""A plan: certified segments with their predictions, and its JSON form."""
 
 from __future__ import annotations
 
@@ -25,34 +25,36 @@ from tf_memsaver.units import format_bytes
 
 SCHEMA_VERSION = 1
 _NAMED = 3
-"""Layers that the one line about a plan names."""
+"""The most layers that the one-line text of a plan names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Summarized):
-    """A certified plan: contiguous segments over a model's units, and what the simulator predicts for it.
+    """A plan: which layers of a model are recomputed, and the predicted memory and time of a training step.
 
-    ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and without the plan,
-    the first with what the device's allocator wastes by chance (``cost.device.POOL_SPREAD``); ``highest_peak_bytes`` is
-    about the most that any step takes, which a budget is compared with (0 in a plan of an older file).
-    ``step_overhead`` is the predicted extra step time as a share of the plain step; ``plan_seconds`` is the planning
-    time without capture.
-    ``strategy`` is the name that was asked for, ``planner`` the one that made the plan.
+    What happens to each layer: ``recomputed``, ``kept`` and ``pinned`` (layers that must be kept) are names of layers;
+    ``layers`` has one row for each layer, with its bytes and the reason (``pandas.DataFrame(plan.layers)`` is a table).
+    ``segments`` are the runs of layers that are stored or recomputed together. ``labels``, ``signatures``,
+    ``activation_bytes`` and ``reasons`` have one entry for each unit; the last two are empty in older plan files.
 
-    ``bound_seconds`` is a proven lower bound on the replay seconds of such plans within the budget, and ``gap`` how far
-    the plan's step time is above the bound's, as a share of the latter: 0 where no plan of one level is quicker (see
-    ``search.bounds.least_seconds`` for what is proven of which plans). Both are None without a budget.
+    Memory, in bytes: ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and
+    without the plan. The first includes what the device's allocator usually wastes (``cost.device.POOL_SPREAD``).
+    ``highest_peak_bytes`` is about the most that any step takes; a budget is compared with it (0 in older plan files).
 
-    ``advice`` says why the plan saves little and what to try: empty where the plan saves 3% of the peak or more, unless
-    a recurrent layer makes most of what is left.
-    ``opened`` are the layers that granularity ``"auto"`` chose to plan by operations, ``"call()"`` being the model's
-    own code between layers; all others are whole. ``note`` says why it planned by layers alone, if it had no choice,
-    and which recurrent layers were not cut along time.
-    ``data_shapes`` are the shapes that only a batch of the data told, such as the length of its longest text.
+    Time: ``step_overhead`` is the predicted extra step time as a share of the plain step's time. ``plan_seconds`` is
+    the time that planning took, without tracing. ``bound_seconds`` is a proven lower bound on the seconds that such
+    plans within the budget recompute, and ``gap`` is how much longer the plan's step is than a step at that bound, as a
+    share of the latter. A gap of 0 means that no plan of one level is quicker (``search.bounds.least_seconds`` says
+    what is proven). Both are None without a budget.
 
-    ``activation_bytes`` and ``reasons`` are, by unit, what ``layers`` shows of bytes, and why a layer must be kept or
-    recomputed (empty where the planner chose); both are empty in a plan of an older file. ``kept``, ``recomputed`` and
-    ``pinned`` are names of layers; ``pandas.DataFrame(plan.layers)`` is the table of all, with bytes and reasons.
+    Texts: ``advice`` says why the plan saves little and what to try. It is empty if the plan saves 3% of the peak or
+    more, unless a recurrent layer makes up most of the rest. ``note`` says why granularity ``"auto"`` could plan by
+    layers only, and which recurrent layers were not divided along time.
+
+    Origin: ``strategy`` is the requested name, ``planner`` the planner that made the plan, and ``request`` all that was
+    requested. ``opened`` are the layers that granularity ``"auto"`` planned by operations; ``"call()"`` is the model's
+    own code between layers. ``data_shapes`` are shapes that are known from a batch of the data only, such as the length
+    of its longest text. ``versions`` are those of the packages that made the plan.
     """
 
     segments: tuple[Segment, ...]
@@ -79,40 +81,40 @@ class Plan(Summarized):
 
     @property
     def fingerprint(self) -> str:
-        """The digest of the model that the plan was made for."""
+        """A digest of the model that the plan was made for."""
         return fingerprint(self.signatures)
 
     @property
     def recomputed(self) -> tuple[str, ...]:
-        """Labels of the layers that are replayed in the backward pass, in order."""
+        """The names of the layers that are recomputed in the backward pass, in order."""
         return tuple(self.labels[unit] for unit in self.recomputed_units)
 
     @property
     def recomputed_units(self) -> tuple[int, ...]:
-        """The places of those layers among the units."""
+        """The positions of these layers among all units, from 0."""
         chosen = [s for s in self.segments if s.mode is SegmentMode.RECOMPUTE]
         return tuple(unit for s in chosen for unit in range(s.start, s.stop))
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Labels of the layers whose activations the planner chose to keep, in order."""
+        """The names of the layers whose activations the planner chose to keep, in order."""
         return tuple(each.layer for each in self.layers if each.decision == "kept")
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """Labels of the layers that must be kept, in order; ``layers`` says why. Empty in a plan of an older file."""
+        """The names of the layers that must be kept, in order; ``layers`` says why. Empty in older plan files."""
         return tuple(each.layer for each in self.layers if each.decision == "pinned")
 
     @property
     def layers(self) -> tuple[PlannedLayer, ...]:
-        """What the plan does with each layer, in order: a table that ``pandas.DataFrame`` takes."""
+        """What the plan does with each layer, and why, in order. ``pandas.DataFrame(plan.layers)`` is a table."""
         return tuple(
             PlannedLayer(
                 layer=self.labels[unit],
                 decision=decision_of(segment.mode, self.reasons[unit] if self.reasons else ""),
                 activation_bytes=self.activation_bytes[unit] if self.activation_bytes else None,
                 segment=number,
-                reason=(self.reasons[unit] if self.reasons else "") or f"{self.planner} chose it",
+                reason=(self.reasons[unit] if self.reasons else "") or f"chosen by planner {self.planner}",
             )
             for number, segment in enumerate(self.segments)
             for unit in range(segment.start, segment.stop)
@@ -122,7 +124,7 @@ class Plan(Summarized):
         """Check that the plan was made for a model with these units.
 
         Raises:
-          PlanMismatchError: it names the first layer that differs.
+          PlanMismatchError: a layer differs; the message names the first one.
         """
         for place, (mine, theirs) in enumerate(zip(self.signatures, signatures, strict=False)):
             if mine != theirs:
@@ -135,7 +137,7 @@ class Plan(Summarized):
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain JSON data; ``from_json`` reads it back to an equal plan."""
+        """Return the plan as plain JSON data, from which ``from_json`` makes an equal plan."""
         return {
             "schema_version": SCHEMA_VERSION,
             "batch_size": self.batch_size,
@@ -161,16 +163,18 @@ class Plan(Summarized):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Read a plan from what ``to_json`` returned.
+        """Return the plan that ``to_json`` described.
 
         Raises:
-          PlanFormatError: a field is missing or malformed, the schema is another, or segments do not cover the units.
+          PlanFormatError: a field is missing or not valid, the schema version is another, or the segments do not cover
+            all units.
         """
         fields = Fields(data)
         version = fields.get("schema_version", whole(0))
         if version != SCHEMA_VERSION:
             raise PlanFormatError(
-                f"the plan has schema version {version!r}, this version reads {SCHEMA_VERSION}. Make a new plan."
+                f"the plan file has schema version {version!r}, but this version of tf_memsaver reads "
+                f"{SCHEMA_VERSION}. Make a new plan with tf_memsaver.search_plan."
             )
         versions = fields.object("versions")
         units = list(fields.objects("units"))
@@ -209,26 +213,28 @@ class Plan(Summarized):
         return plan
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
-        """Write the plan as JSON, beside and renamed, so that a reader never sees half a file.
+        """Write the plan to a JSON file. The file appears at once, so a reader never sees half of it.
 
-        ``overwrite`` says whether another plan at ``path`` may be replaced; nothing else is.
+        Args:
+          path: the file to write.
+          overwrite: whether an existing plan at ``path`` may be replaced; other files are never replaced.
 
         Raises:
-          InvalidRequestError: ``path`` can be no target, such as an empty path.
-          OutputExistsError: ``path`` exists, and holds no plan or may not be replaced.
-          OutputError: the file could not be written, such as on a full disk.
+          InvalidRequestError: ``path`` cannot be a file, for example if it is empty.
+          OutputExistsError: ``path`` exists and is not a plan, or may not be replaced.
+          OutputError: the file could not be written, for example on a full disk.
         """
         self.save_to(check_target(path, TargetKind.FILE, overwrite=overwrite))
 
     def save_to(self, target: Target) -> None:
-        """Write the plan as ``save`` does, to a target that was checked before."""
+        """Write the plan as ``save`` does, to a target that is already checked."""
         with written(target) as fresh, fresh.open("w", encoding="utf-8") as file:
             json.dump(self.to_json(), file, indent=1)
             file.write("\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan that ``save`` wrote.
+        """Return the plan in a file that ``save`` wrote.
 
         Raises:
           PlanFormatError: the file cannot be read, or is not a plan.
@@ -242,16 +248,19 @@ class Plan(Summarized):
                 f"cannot read a plan from '{name}': its segments are nested too deep. {NEW_PLAN}"
             ) from error
         except (OSError, ValueError) as error:
-            raise PlanFormatError(f"cannot read a plan from '{name}': {error}. Give a file of Plan.save.") from error
+            raise PlanFormatError(
+                f"cannot read a plan from '{name}': {error}. Give a file that Plan.save wrote."
+            ) from error
         if not isinstance(data, dict):
             raise PlanFormatError(
-                f"'{name}' holds no plan of tf_memsaver, but a {type(data).__name__}. Give a file of Plan.save."
+                f"'{name}' is not a plan of tf_memsaver: it contains a {type(data).__name__}. Give a file that "
+                "Plan.save wrote."
             )
         return cls.from_json(data)
 
     @property
     def judged(self) -> str:
-        """What the two peaks are, in words."""
+        """Where the two peaks come from, in words."""
         return "as XLA compiles it" if self.request.executor == "xla" else "predicted"
 
     def summary(self) -> tuple[str, Rows]:
@@ -292,7 +301,7 @@ class Plan(Summarized):
         )
 
     def _chosen(self) -> str:
-        """Return what of the model was chosen to be planned by operations."""
+        """Return the parts of the model that were planned by operations, in words."""
         if not self.opened:
             return f"; {self.note}" if self.note else ""
         more = f" and {len(self.opened) - _NAMED} more" if len(self.opened) > _NAMED else ""

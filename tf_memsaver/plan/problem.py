@@ -1,4 +1,4 @@
-"""What a planner is given: the graph, the request with its hints resolved to units, and the simulator."""
+"""The input of a planner: the graph, the request with its hints resolved to units, and the simulator."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Problem:
-    """A graph and a request, ready to be planned.
+    """The input of a planner: a graph and a request, with the hints resolved to units.
 
-    ``pinned[u]`` says that unit ``u`` must lie in a store segment (it cannot be replayed, or a ``keep`` hint names it),
-    ``forced[u]`` that it must lie in a recompute segment. ``cuts`` are the candidate cuts, in order.
+    ``pinned[u]`` says that unit ``u`` must be in a store segment (it cannot be recomputed, or a ``keep`` hint names
+    it). ``forced[u]`` says that it must be in a recompute segment. ``cuts`` are the candidate cuts, in order: the
+    positions where a segment may end.
     """
 
     graph: Graph
@@ -250,8 +251,8 @@ def _replayable(graph: Graph, patterns: Sequence[str]) -> tuple[bool, ...]:
         meant = [n and not (part and is_fixed) for n, part, is_fixed in zip(named, inside, fixed, strict=True)]
         if not any(meant):
             raise HintError(
-                f"recompute={pattern!r}: nothing in that layer can be recomputed. Take it out of recompute=. The units "
-                f"of tf_memsaver.capture_graph say why."
+                f"recompute={pattern!r}: nothing in that layer can be recomputed. Take it out of recompute=. The "
+                "field pinned of the units of tf_memsaver.capture_graph(...) says why."
             )
         flags = [flag or new for flag, new in zip(flags, meant, strict=True)]
     return tuple(flags)

@@ -1,7 +1,7 @@
-"""The table of planners. A planner takes a problem and proposes segments; ``solve`` alone certifies them.
+"""The table of planners. A planner takes a problem and proposes segments; only ``solve`` certifies them.
 
-A planner of one's own gets its name by ``register_planner``, or from an installed package: by an entry point of the
-group ``tf_memsaver.planners``, which is loaded when its name is asked for.
+Your own planner gets its name by ``register_planner``. An installed package names planners by entry points of the group
+``tf_memsaver.planners``, which are loaded when their names are requested.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_memsaver.plan.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a planner that chooses among others answers: the segments, and whose they are."""
+    """The result of a planner that chooses among others: the segments, and the planner that made them."""
 
     planner: str
     segments: tuple[Segment, ...]
@@ -33,9 +33,9 @@ Propose = Callable[[Problem], Sequence[Segment] | Choice]
 class Planner:
     """A planner in the table, with its traits.
 
-    ``keeps_budget`` says that it looks at the request's budget: it is asked again, for less, where the allocator needs
-    more than the bytes of its plan's tensors. ``falls_back_to`` names the planners that are asked at last where nothing
-    that it proposes is within the budget: it keeps every budget that they can.
+    ``keeps_budget`` says that it uses the request's budget. It is called again with a lower budget if the allocator
+    needs more than the bytes of its plan's tensors. ``falls_back_to`` names the planners that are called last if none
+    of its proposals fits the budget, so it keeps every budget that they can keep.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Planner:
 
 
 ENTRY_POINTS = "tf_memsaver.planners"
-"""The group of entry points by which packages bring planners."""
+"""The group of entry points by which packages provide planners."""
 
 _PLANNERS: dict[str, Planner] = {}
 
@@ -56,9 +56,16 @@ Proposer = TypeVar("Proposer", bound=Propose)
 def register_planner(
     name: str, *, keeps_budget: bool = True, falls_back_to: Sequence[str] = ()
 ) -> Callable[[Proposer], Proposer]:
-    """Return a decorator that enters a planner in the table under ``name``; a later one of that name replaces it.
+    """Return a decorator that registers a function as the planner ``name``; then ``strategy=name`` uses it.
 
-    The other arguments are its traits (see ``Planner``).
+    The function takes a ``Problem`` and returns segments that cover its units, in order. They are checked like those of
+    the built-in planners.
+
+    Args:
+      name: the name of the strategy. A planner that is registered later under the same name replaces this one.
+      keeps_budget: whether the planner uses the request's budget. It is then called again with a lower budget if the
+        allocator needs more than the bytes of its plan's tensors.
+      falls_back_to: names of planners to call if no plan of this one fits the budget.
     """
 
     def enter(propose: Proposer) -> Proposer:
@@ -102,7 +109,7 @@ def planner_named(name: str) -> Planner:
         propose: Propose = point.load()
     except Exception as error:
         raise InvalidRequestError(
-            f"strategy '{name}' is '{point.value}' of an installed package, and cannot be loaded: "
+            f"strategy '{name}' ('{point.value}') comes from an installed package, and cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
     if name not in _PLANNERS:

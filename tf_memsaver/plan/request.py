@@ -1,4 +1,4 @@
-"""What a caller asks of a planner."""
+"""A request: the limits and hints for a plan."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ _OWN_CHECKS = {"budget_bytes": whole(1), "budget_share": share}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the caller asks: the options of ``RequestOptions``, as we use them.
+    """The checked options of ``optimize`` that describe a plan.
 
-    ``budget_bytes`` bounds the peak of a whole training step, ``budget_share`` does so as a share of the plain step's
-    peak, until a plan is made for it: its request has both; ``max_overhead`` bounds the extra predicted step time as
-    a share of the plain step. Hints are names or ``fnmatch`` patterns of layers: ``keep`` layers are never replayed,
-    ``recompute`` layers always are, and where ``candidates`` are given, segments end only after them.
-    ``granularity`` says what a unit of the plan is: a call of a layer (``"layer"``), a few operations (``"op"``), or
-    either, as it pays for each layer (``"auto"``).
-    ``time_chunks`` says into chunks of how many steps recurrent layers are cut (None: they are not).
-    ``profile`` says that times were to be measured on the device at hand, operation by operation.
-    ``order`` says that the step is to run in the planned order. ``executor`` is what runs it, and so what judged the
-    peaks of a plan: the simulator (``"graph"``) or XLA's compiler (``"xla"``).
+    ``budget_bytes`` limits the peak of a whole training step. ``budget_share`` does the same as a share of the plain
+    step's peak; the request of a finished plan then has both. ``max_overhead`` limits the predicted extra step time as
+    a share of the plain step's time. ``strategy`` is the name of the planner.
+
+    Hints are names or ``fnmatch`` patterns of layers. ``keep`` layers are never recomputed, ``recompute`` layers always
+    are. If ``candidates`` are given, segments end only after them.
+
+    ``granularity`` is the unit of the plan: a layer call (``"layer"``), a few operations (``"op"``), or either, chosen
+    for each layer (``"auto"``). ``time_chunks`` is the number of time steps in a chunk of a recurrent layer (None:
+    layers are not divided). ``profile`` says whether times were measured on the device. ``order`` says whether the step
+    runs in the planned order. ``executor`` is what runs the step and decides how peaks are computed: ``"graph"`` (the
+    simulator) or ``"xla"`` (XLA's compiler).
     """
 
     budget_bytes: int | None = OPTIONS["budget"].default
@@ -48,30 +50,32 @@ class Request:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Request:
-        """Return the request that a verb's options make up; those that say other things are left aside.
+        """Return the request from a verb's options; options that do not describe a plan are ignored.
 
         Raises:
-          InvalidRequestError: an option has a value of no meaning.
+          InvalidRequestError: an option has an invalid value.
         """
         found = checked(**{name: options[name] for name in options_of(RequestOptions) if name in options})
         budget = found.pop("budget", None)
         if budget == AUTO:
-            raise InvalidRequestError("budget='auto' asks for a device: give bytes, or a share such as '80%'.")
+            raise InvalidRequestError(
+                "budget='auto' cannot be used here, since it needs a device. Give bytes, or a share such as '80%'."
+            )
         name = "budget_share" if isinstance(budget, Share) else "budget_bytes"
         return cls(**{name: budget}, **found)
 
     def checked(self) -> Request:
-        """Return the request with every field checked (see ``options``) and as we use it.
+        """Return the request with every field checked and converted.
 
         Raises:
-          InvalidRequestError: a field has a value of no meaning.
+          InvalidRequestError: a field has an invalid value.
         """
         budget = self.budget_bytes if self.budget_share is None else Share(self.budget_share)
         others = {name: getattr(self, name) for name in options_of(RequestOptions) if name != "budget"}
         return Request.of({"budget": budget, **others})
 
     def for_peak(self, plain_bytes: int) -> Request:
-        """Return the request with ``budget_bytes`` for a plain step of this peak, where a share is asked for."""
+        """Return the request with ``budget_bytes`` computed from ``budget_share``, if there is one."""
         if self.budget_share is None:
             return self
         return replace(self, budget_bytes=int(self.budget_share * plain_bytes))

@@ -25,14 +25,15 @@ PRECISION = 256
 """A batch is found to one part in so many, and to one sample up to this size."""
 
 RATES = 5
-"""Batch sizes that are compared by samples a second."""
+"""The number of batch sizes whose speed is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a batch size comes to under the same limits: predicted peaks in bytes, and predicted samples a second.
+    """A batch size under the limits of ``max_batch_size``: predicted peaks in bytes, and predicted speed.
 
-    The seconds are the cost model's, whose ratios alone mean something. ``step_overhead`` is a share of the plain step.
+    ``samples_per_second`` is meant for comparing batch sizes; only ratios of predicted times are reliable.
+    ``step_overhead`` is the extra time as a share of the plain step's time.
     """
 
     batch_size: int
@@ -44,11 +45,11 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LargestBatch(Summarized):
-    """The largest batch within some limits, and its plan.
+    """The result of ``max_batch_size``: the largest batch within the limits, and its plan.
 
-    ``plain_batch_size`` is the largest that the plain step trains within the budget, 0 if there is none. ``rates`` are
-    of some sizes up to the largest, in order: the largest is not always the quickest. ``measured_peak_bytes`` is the
-    largest peak of real steps at the largest batch, None where none was run.
+    ``plain_batch_size`` is the largest batch that the plain step trains within the budget (0 if none fits). ``rates``
+    has the speed of some batch sizes up to the largest, in order; the largest batch is not always the quickest.
+    ``measured_peak_bytes`` is the largest peak of real steps at the largest batch, or None if none was run.
     """
 
     batch_size: int
@@ -77,7 +78,7 @@ class LargestBatch(Summarized):
         measured = self.measured_peak_bytes
         real = "" if measured is None else f" ({format_bytes(measured)} measured)"
         return (
-            f"largest batch {self.batch_size}, where the plain step trains {self.plain_batch_size}: predicted peak "
+            f"largest batch {self.batch_size} (plain step: {self.plain_batch_size}): predicted peak "
             f"{format_bytes(self.plan.peak_bytes)}{real}, step {self.plan.step_overhead:+.1%}"
         )
 

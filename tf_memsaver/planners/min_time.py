@@ -21,7 +21,9 @@ def min_time(problem: Problem) -> Sequence[Segment]:
     """
     budget = problem.request.budget_bytes
     if budget is None:
-        raise InvalidRequestError("strategy='min_time' needs a budget, such as budget='6GiB'; without one use 'auto'.")
+        raise InvalidRequestError(
+            "strategy='min_time' needs a budget, such as budget='6GiB'. Without a budget, use strategy='auto'."
+        )
     return tidied(quickest_within(problem.once(OneLevel), budget).segments)
 
 

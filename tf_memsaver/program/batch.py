@@ -37,7 +37,8 @@ def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
             raise UnknownDimensionError(name, shape)
         if shape and shape[0] not in (None, batch_size):
             raise InvalidRequestError(
-                f"input '{name}' has the fixed batch size {shape[0]}, but batch_size={batch_size} was asked for."
+                f"input '{name}' has the fixed batch size {shape[0]}, but batch_size={batch_size} was given. Leave "
+                "batch_size= out, or give keras.Input no batch size."
             )
         specs.append(tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=name))
     return specs

@@ -103,8 +103,8 @@ def data_of(
     """
     if isinstance(given, Iterator):
         raise InvalidRequestError(
-            "data is an iterator: a batch that is read from it would be missing in training. Give one batch of it, "
-            "data=next(iterator), or the dataset that it comes from."
+            "data is an iterator: reading a batch from it would take that batch away from training. Give one batch "
+            "of it, data=next(iterator), or the dataset that it comes from."
         )
     unpack = unpack or unpacked
     if isinstance(given, tf.data.Dataset) and prepared is None:
@@ -133,7 +133,7 @@ def data_of(
     with random_states_kept():
         first = next(read(), None)
     if first is None:
-        raise InvalidRequestError("data has no batch: give data that training can begin with.")
+        raise InvalidRequestError("data is empty. Give data with at least one batch.")
     return replace(_of_batch(first), batches=read)
 
 
@@ -144,8 +144,8 @@ _MANY = 1024
 def _warn_of_many(count: int) -> None:
     """Warn of arrays that are taken for one batch, and are probably all that there is to train on."""
     logging.warning(
-        "data is arrays of %d samples, which are taken for one batch. If fit makes batches of them, say of which size: "
-        "batch_size=32 is its own default. batch_size=%d says that it is one batch.",
+        "data is arrays of %d samples, which count as one batch. If fit divides them into batches, give their size "
+        "(fit's default is batch_size=32). If it is one batch, give batch_size=%d.",
         count,
         count,
     )
@@ -173,9 +173,10 @@ def _to_look_at(given: Any) -> Any:
     copy = datasets.unshuffled(given)
     if copy is None:
         logging.warning(
-            "an element of data is read (%s), from the dataset itself since it cannot be copied. Each iterator over a "
-            "shuffled dataset has an order of its own: training will see the order that would have come one epoch "
-            "later. To keep it, give one batch or specs: data=(tf.TensorSpec((32, 128)), tf.TensorSpec((32,))).",
+            "an element of data (%s) is read from the dataset itself, since it cannot be copied. The dataset is "
+            "shuffled, and each iterator over it has its own order, so training will see the order that would have "
+            "come one epoch later. To keep the order, give one batch or specs: data=(tf.TensorSpec((32, 128)), "
+            "tf.TensorSpec((32,))).",
             given.element_spec,
         )
     return given if copy is None else copy
@@ -225,8 +226,8 @@ def unpacked(element: Any) -> Batch:
     """Return an element of a dataset as Keras reads it (``keras.utils.unpack_x_y_sample_weight``)."""
     if isinstance(element, (tuple, list)) and len(element) > 3:
         raise InvalidRequestError(
-            f"data: a batch is x, (x, y) or (x, y, sample_weight), got {len(element)} parts. Put several inputs into a "
-            f"tuple or dict of their own: ((x1, x2), y)."
+            f"data: a batch is x, (x, y) or (x, y, sample_weight), but this one has {len(element)} parts. Put "
+            "several inputs into a tuple or dict: ((x1, x2), y)."
         )
     return Batch(*keras.utils.unpack_x_y_sample_weight(element))
 

@@ -114,8 +114,8 @@ class FunctionCalls(Program):
             given = bound.arguments.get(name)
             if _python_values(given) != _python_values(expected):
                 raise InvalidRequestError(
-                    f"'{self.name}' was traced with {name}={expected!r}, and is called with {name}={given!r}. "
-                    f"Optimize the function for that value too."
+                    f"'{self.name}' was traced with {name}={expected!r}, but is called with {name}={given!r}. Call "
+                    "optimize_function again with that value."
                 )
         bound = kind.bind(*bound.args, **bound.kwargs)
         return flat_arguments(kind, bound)

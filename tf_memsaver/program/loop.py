@@ -75,8 +75,8 @@ class LoopStep:
         parts = f"{len(element)} parts" if isinstance(element, tuple) else "one part"
         ways = "step(*element) and step(element)" if isinstance(element, tuple) else "step(element)"
         raise InvalidRequestError(
-            f"step '{self.name}' takes {said}, and an element of data has {parts}: {ways} do not fit. Give data whose "
-            f"elements the loop calls it with, or a function of such elements."
+            f"step '{self.name}' takes {said}, but an element of data has {parts}: {ways} do not fit. Give data "
+            "whose elements your loop passes to the step, or a function that takes such elements."
         )
 
     @property
@@ -187,16 +187,16 @@ def _check_network(each: Any, step: Any) -> None:
     if isinstance(each, keras.Model):
         if keras_models.has_no_call(each):
             raise UnsupportedModelError(
-                f"model '{each.name}' ({type(each).__name__}) has no call(), so that {_name_of(step)} cannot call it. "
-                f"Give the networks that the step calls: optimize((one, other), data=..., step=...)."
+                f"model '{each.name}' ({type(each).__name__}) has no call(), so {_name_of(step)} cannot call it. "
+                "Give the networks that the step calls: optimize((one, other), data=..., step=...)."
             )
         return
     if isinstance(each, tf.Module):
         name = type(each).__name__
         raise UnsupportedModelError(
-            f"step= is for Keras models, and {name} is a plain tf.Module. Optimize the function that your step calls, "
-            f"for the batches of your loop, and call that instead: forward = tf_memsaver.optimize_function("
-            f"module.__call__, tf.TensorSpec((32, ...)))."
+            f"step= is for Keras models, but {name} is a plain tf.Module. Optimize the function that your step "
+            "calls, for the batches of your loop, and call the result instead: forward = "
+            "tf_memsaver.optimize_function(module.__call__, tf.TensorSpec((32, ...)))."
         )
     raise UnsupportedModelError(
         f"with step=, give the keras.Model that the step trains, or a tuple, list or dict of several, got "
@@ -237,13 +237,14 @@ def warn_of_plain_networks(loop: Loop) -> None:
     for each in loop.memsaver_step.reached.tf_functions:
         if functions.has_traces(each):
             logging.warning(
-                "tf_memsaver: the tf.function '%s' has been traced already: for equal arguments it runs what was "
-                "traced then, with the model that it saw. Make it anew (tf.function), or optimize before it is called.",
+                "tf_memsaver: the tf.function '%s' is already traced, with the model that it had then. Calls with "
+                "equal arguments keep running that trace, so this plan has no effect on them. Make a new "
+                "tf.function, or call optimize before the first call.",
                 _name_of(each),
             )
     for network, place in _networks_of(loop, fixed=True):
         logging.warning(
-            "tf_memsaver: %s has model '%s' as %s, which no assignment changes: make it anew with the optimized model.",
+            "tf_memsaver: %s reads model '%s' as %s, which cannot be assigned. Make it again with the optimized model.",
             loop.traced_as,
             network.name,
             place,

@@ -67,13 +67,13 @@ def needs_stand_in(model: Any, batch_size: int, given: Batch | None = None) -> b
             release(concrete.graph)
     except Exception as error:  # Whatever a loss that somebody wrote may raise.
         logging.warning(
-            "model '%s': its loss %s cannot be computed on %s (%s). The mean square of the outputs stands in for it, "
-            "and the bytes that the loss itself takes are not counted.%s",
+            "model '%s': its loss %s cannot be computed on %s (%s). The mean square of the outputs replaces it, "
+            "and the memory of the loss itself is not counted.%s",
             model.name,
             ", ".join(_loss_names(model)),
             "the targets of data" if trained_on(model) else "made-up targets",
             first_line(error),
-            "" if trained_on(model) else " Give data=, what fit is given.",
+            "" if trained_on(model) else " Give data= (your training data, as for fit).",
         )
         return True
     finally:

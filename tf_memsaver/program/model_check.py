@@ -27,8 +27,8 @@ def check_model(model: Any, *, needs_call: bool = True) -> None:
     """
     if isinstance(model, (str, os.PathLike)):
         raise UnsupportedModelError(
-            f"expected a keras.Model, got the text or path {shown(model)}. "
-            f"Load the model first, with keras.models.load_model."
+            f"expected a keras.Model, got the text or path {shown(model)}. Load the model first: "
+            "keras.models.load_model(...)."
         )
     if isinstance(model, type) and issubclass(model, keras.Model):
         raise UnsupportedModelError(
@@ -36,8 +36,8 @@ def check_model(model: Any, *, needs_call: bool = True) -> None:
         )
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
-            f"expected a keras.Model, got {type(model).__name__}. Models of tf_keras (Keras 2) and plain functions "
-            f"are not supported here; build the model with Keras 3."
+            f"expected a keras.Model, got {type(model).__name__}. Build the model with Keras 3; tf_keras (Keras 2) "
+            "is not supported. For a plain function, use tf_memsaver.optimize_function."
         )
     check_backend()
     _warn_of_distribution()
@@ -60,8 +60,8 @@ def _warn_of_distribution() -> None:
     if distribution is not None and distribution not in _WARNED:
         _WARNED.add(distribution)
         logging.warning(
-            "keras.distribution is set to %s, which Keras's TensorFlow backend ignores: the model trains, and is "
-            "planned, on one device, with whole batches. To use several devices, make the model under "
+            "keras.distribution is set to %s, which Keras's TensorFlow backend ignores. The model trains on one "
+            "device, with whole batches, and is planned for that. To use several devices, make the model under "
             "tf.distribute.MirroredStrategy().",
             type(distribution).__name__,
         )
@@ -69,11 +69,11 @@ def _warn_of_distribution() -> None:
 
 def _without_a_call(model: Any) -> UnsupportedModelError:
     advice = (
-        "Give data=, what fit is given: then the networks that its train_step trains are planned for, all at once."
+        "Give data= (your training data, as for fit): then all networks that its train_step trains are planned "
+        "together."
         if has_own_train_step(model)
         else "Give it a call(), or a train_step() that trains its networks."
     )
     return UnsupportedModelError(
-        f"model '{model.name}' ({type(model).__name__}) has no call(), so that there is no forward pass to cut. "
-        f"{advice}"
+        f"model '{model.name}' ({type(model).__name__}) has no call(), so it has no forward pass to plan. {advice}"
     )

@@ -143,8 +143,8 @@ def check_no_plan_inside(model: Any) -> None:
     for layer in keras_models.all_layers(model)[1:]:
         if keras_models.own_class(layer) is not type(layer):
             raise UnsupportedModelError(
-                f"'{layer.name}' inside of model '{model.name}' has a plan already, and trains by it. Call the model "
-                f"as it is, or put the plain network back in its place first: tf_memsaver.strip(network)."
+                f"'{layer.name}' inside model '{model.name}' already has a plan, and trains by it. Call the model "
+                "as it is, or first put the plain network back in its place: tf_memsaver.strip(network)."
             )
 
 

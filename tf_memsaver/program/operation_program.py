@@ -112,8 +112,8 @@ class _OperationsInSegments:
         if trained not in self._said:
             self._said.add(trained)
             logging.warning(
-                "model '%s' is trained %s, and its plan was made for %s: results may differ in their last bits from "
-                "the plain step's. A plan of layers (granularity='layer') has the same bits either way.",
+                "model '%s' is trained %s, but its plan was made for %s. Results may differ in their last bits "
+                "from the plain step's. A plan by layers (granularity='layer') gives the same bits in both.",
                 self._model.name,
                 trained,
                 planned,
@@ -136,7 +136,9 @@ class _OperationsInSegments:
             try:
                 self._known[key] = self._segmented(function)
             except PlanMismatchError as error:
-                logging.warning("results may differ in their last bits from the plain step's: in this plan %s", error)
+                logging.warning(
+                    "results may differ in their last bits from the plain step's, since in this plan %s", error
+                )
                 self._known[key] = planned
         return self._known[key]
 
@@ -144,8 +146,8 @@ class _OperationsInSegments:
         del shared
         if tf.distribute.has_strategy() and tf.executing_eagerly():
             raise UnsupportedModelError(
-                "a plan of operations cannot run in eager steps under a tf.distribute strategy. Call strategy.run in a "
-                "tf.function, or make the plan with granularity='layer'."
+                "a plan by operations cannot run in eager steps under a tf.distribute strategy. Call strategy.run "
+                "in a tf.function, or plan again with granularity='layer'."
             )
         inputs, *others = arguments_of(model, args, kwargs).items()
         training = keras_calls.training_of_call()

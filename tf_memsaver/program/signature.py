@@ -53,9 +53,9 @@ def signature_of(model: Any) -> Signature:
         outputs = _single(functional.output)
         return Signature(_single(functional.input), outputs, _output_names(outputs, functional.output_names))
     raise UnsupportedModelError(
-        f"model '{model.name}' ({type(model).__name__}) computes in its own call(), which says nothing of its "
-        f"inputs. Give data=, what fit is given (a dataset, a batch or specs), or to optimize what it is called with, "
-        f"such as inputs=tf.TensorSpec((None, 224, 224, 3))."
+        f"model '{model.name}' ({type(model).__name__}) has its own call(), so its inputs are not known. Give data= "
+        "(your training data, as for fit: a dataset, a batch or specs), or give optimize its inputs, such as "
+        "inputs=tf.TensorSpec((None, 224, 224, 3))."
     )
 
 
@@ -131,7 +131,7 @@ def _taken_by(model: Any, functional: Any, given: Any) -> Any:
             return keras.tree.pack_sequence_as(own, [tf.TensorSpec(t.shape, t.dtype) for t in flat])
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
-            f"data: model '{model.name}' takes {_shapes(_single(functional.input))}, and a batch has {_shapes(given)}."
+            f"data: model '{model.name}' takes {_shapes(_single(functional.input))}, but a batch has {_shapes(given)}."
         ) from error
     finally:
         release(graph)
@@ -149,7 +149,7 @@ def _completed(model: Any, known: Any, given: Any) -> Any:
     """Return the inputs that a Functional model knows with the dimensions that are given where they were open."""
     tensors = keras.tree.flatten(known)
     if _are_known(tensors):
-        raise InvalidRequestError(f"model '{model.name}' knows its inputs: leave inputs= out")
+        raise InvalidRequestError(f"model '{model.name}' knows its inputs. Leave inputs= out.")
     try:
         keras.tree.assert_same_structure(known, given)
         pairs = list(zip(tensors, keras.tree.flatten(given), strict=True))

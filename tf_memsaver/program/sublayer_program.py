@@ -55,7 +55,7 @@ class SublayerProgram(TracedProgram):
             raise _nothing_to_replay(self.model, units, nested)
         if nested:
             logging.warning(
-                "model '%s' calls a whole network, which a plan for the model replays as one or not at all. %s",
+                "model '%s' calls a whole network, which this plan recomputes as one unit or not at all. %s",
                 self.model.name,
                 _by_itself(self.model, nested),
             )

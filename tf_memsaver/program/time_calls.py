@@ -121,8 +121,8 @@ class SplitCall(_PartCall):
         sequence, layer = slots[self.whole.sequence], self.whole.layer
         if keras_calls.get_keras_mask(sequence) is not None and not self.whole.mask:
             raise UnsupportedModelError(
-                f"layer '{self.whole.label}' gets a mask that it was not built with, and its plan cuts it along time. "
-                f"Make a plan with time_chunks=None."
+                f"layer '{self.whole.label}' gets a mask that it was not built with, and its plan divides it along "
+                "time. Make a plan with time_chunks=None."
             )
         if layer.autocast and sequence.dtype.is_floating:
             sequence = keras.ops.cast(sequence, layer.input_dtype)

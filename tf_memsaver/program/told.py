@@ -75,13 +75,14 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
     if given is None:
         if size is None:
             raise InvalidRequestError(
-                "give data=, what fit is given (a dataset, or a batch), or batch_size=: bytes depend on the batch."
+                "the batch size is missing, and memory depends on it. Give data= (your training data, as for fit: "
+                "a dataset or a batch), or batch_size=."
             )
         if has_own_train_step(model) and not is_planned_as_a_step(model) and model not in _WARNED:
             _WARNED.add(model)
             logging.warning(
-                "model '%s' has a train_step of its own, which cannot be traced without data: what is planned is its "
-                "call alone, with a step as Keras makes it. Give data=, what fit is given.",
+                "model '%s' has its own train_step, which cannot be traced without data. Only its call is planned, "
+                "as in a step of Keras's own train_step. Give data= (your training data, as for fit).",
                 model.name,
             )
         return Told(model, size, None)
@@ -93,7 +94,7 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
         replicas = keras_training.replicas_of(model)
     if size is None:
         if data.batch_size is None:
-            raise InvalidRequestError("data leaves the batch size open: give batch_size=, too.")
+            raise InvalidRequestError("data does not give the batch size. Give batch_size=, too.")
         # ``fit`` parts a batch among the replicas.
         size = max(1, data.batch_size // replicas)
     note_batch(model, data.specs)
@@ -111,7 +112,9 @@ def subject_of(model: Any, options: Mapping[str, Any]) -> Any:
     if step is None:
         return model
     if options["data"] is None:
-        raise InvalidRequestError("step= needs data=: the dataset that your loop goes over, or a batch of it.")
+        raise InvalidRequestError("step= needs data=. Give the dataset that your loop iterates over, or a batch of it.")
     if options.get("inputs") is not None:
-        raise InvalidRequestError("leave inputs= out: what the step calls the model with is seen when it is traced.")
+        raise InvalidRequestError(
+            "step= needs no inputs=, since the inputs are seen when the step is traced. Leave inputs= out."
+        )
     return loop_of(model, step)

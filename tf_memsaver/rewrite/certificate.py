@@ -49,8 +49,8 @@ def _certify(model: Any, plan: Plan) -> None:
         text = str(error).strip()
         raise CertificationError(
             plan.planner,
-            f"a training step of model '{model.name}' with batch size {plan.batch_size} cannot be traced, which tells "
-            f"what may be replayed: {kind}{text.splitlines()[0] if text else 'no reason given'}",
+            f"a training step of model '{model.name}' with batch size {plan.batch_size} cannot be traced, so the "
+            f"plan cannot be checked: {kind}{text.splitlines()[0] if text else 'no reason given'}",
         ) from error
     # Hints name layers, and an equal model may name its layers otherwise. What they asked for is not what is safe.
     Problem.build(graph, Request()).certify(plan.segments, plan.planner)

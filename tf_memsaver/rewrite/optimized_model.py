@@ -39,8 +39,8 @@ from tf_memsaver.rewrite.certificate import certify
 from tf_memsaver.rewrite.segments import in_segments
 
 _TO_LOAD = (
-    "import keras, then tf_memsaver, before this is loaded. "
-    "To save a model that Keras loads alone: tf_memsaver.strip(model).save(...)"
+    "to load this file, import keras, then tf_memsaver. To save a model that Keras loads without tf_memsaver: "
+    "tf_memsaver.strip(model).save(...)"
 )
 
 _MOST_RUNS = 12
@@ -60,7 +60,7 @@ class OptimizedModel:
 
     @property
     def memsaver_plan(self) -> Plan:
-        """The plan that the model trains by."""
+        """The plan by which the model trains (a ``Plan``)."""
         return self._memsaver[0]
 
     @property
@@ -72,7 +72,7 @@ class OptimizedModel:
     def summary(
         self, line_length: int | None = None, positions: Any = None, print_fn: Any = None, **options: Any
     ) -> None:
-        """Print what Keras's ``summary`` does, and below it which layers the plan recomputes."""
+        """Print Keras's ``summary``, and below it the layers that the plan recomputes."""
         super().summary(line_length, positions, print_fn, **options)  # type: ignore[misc]
         plan = self.memsaver_plan
         runs = recomputed_runs(plan.layers)
@@ -117,8 +117,8 @@ class OptimizedModel:
         note_batch_of_json(plain, config.get("trained_on"))
         if config["plan"] is None:
             logging.warning(
-                "model '%s' trained by the plan of a loop that calls it with several tensors, which no file keeps: it "
-                "is loaded as a plain model. Optimize it again, with step=.",
+                "model '%s' trained by the plan of a loop that calls it with several tensors. A file does not keep "
+                "such a plan, so the model is loaded as a plain one. Optimize it again, with step=.",
                 plain.name,
             )
             return plain
@@ -130,8 +130,9 @@ class OptimizedModel:
             if getattr(plain, "optimizer", None) is not None or not is_planned_as_a_step(plain):
                 raise
             logging.warning(
-                "model '%s' was compiled in a way that no file keeps, so its train_step cannot be traced: it is loaded "
-                "as a plain model. Compile it, then give it its plan: tf_memsaver.apply_plan(model, plan, data=...).",
+                "model '%s' was compiled in a way that a file does not keep, so its train_step cannot be traced, "
+                "and it is loaded as a plain model. Compile it, then apply its plan: tf_memsaver.apply_plan(model, "
+                "plan, data=...).",
                 plain.name,
             )
             return plain
@@ -170,7 +171,11 @@ def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> 
 
 
 def strip(model: Any) -> Any:
-    """Return the plain model, over the same layers and variables, of an optimized one; a plain model as it is."""
+    """Return the plain model for an optimized one, with the same layers, variables and weights.
+
+    The optimized model does not change. A plain model is returned as it is. A compiled model's plain form is compiled,
+    too, with the same optimizer object.
+    """
     if not is_optimized(model):
         return model
     return _compiled_like(model, _same_model(model, keras_models.own_class(model)))
@@ -283,8 +288,8 @@ def _compiled_like(model: Any, made: Any) -> Any:
         arguments = keras_training.compile_arguments(model)
         if arguments is None:
             raise UnsupportedModelError(
-                f"model '{model.name}' was compiled in a way that cannot be read back. "
-                f"Optimize it before compile(), and compile the optimized model."
+                f"model '{model.name}' was compiled in a way that cannot be copied. Optimize it before compile(), "
+                "and compile the optimized model."
             )
         keras.Model.compile(made, **arguments)
     return made

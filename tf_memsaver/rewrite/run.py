@@ -232,6 +232,6 @@ def _refuse_composites(block: Block, slots: Sequence[Any]) -> None:
         for slot in {*call.inputs, *call.outputs}.intersection((*block.inputs, *block.outputs)):
             if slots[slot] is not None and not isinstance(slots[slot], (tf.Tensor, tf.Variable)):
                 raise UnsupportedModelError(
-                    f"layer '{call.label}' makes or reads a ragged or sparse tensor, which cannot cross the boundary "
-                    f"of a recompute segment. Make a new plan with tf_memsaver.search_plan, or name the layer in keep=."
+                    f"layer '{call.label}' makes or reads a ragged or sparse tensor, which cannot enter or leave a "
+                    "recomputed segment. Make a new plan with tf_memsaver.search_plan, or name the layer in keep=."
                 )

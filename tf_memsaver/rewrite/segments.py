@@ -80,9 +80,9 @@ class _Judged:
         if not self._is_silent and is_compiled_by_xla(tf.compat.v1.get_default_graph()):
             self._is_silent = True
             logging.warning(
-                "tf_memsaver: XLA compiles this step, and its plan was made for TensorFlow's own executor: it trains, "
-                "but its predictions do not hold. Plan the model after model.compile(..., jit_compile=True), or with "
-                "executor='xla'."
+                "tf_memsaver: XLA compiles this step, but its plan was made for TensorFlow's own executor. "
+                "Training works, but the predicted figures do not apply. Optimize the model after "
+                "model.compile(..., jit_compile=True), or with executor='xla'."
             )
 
 

@@ -102,6 +102,6 @@ def _refuse_trained(variables: Sequence[Any]) -> None:
     for variable in variables:
         if variable.trainable:
             raise UnsupportedModelError(
-                f"variable '{variable.name}' is read inside a recompute segment in a way that cannot be replayed, such "
-                f"as from a tf.function or as a tf.Variable. Name its layer in keep=, and make a new plan."
+                f"variable '{variable.name}' is read inside a recomputed segment in a way that cannot be repeated, "
+                "such as from a tf.function or as a tf.Variable. Name its layer in keep=, and make a new plan."
             )

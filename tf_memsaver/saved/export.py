@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 
 @takes(Overwrite)
 def export_saved_model(optimized: Any, path: str | os.PathLike[str], **options: Unpack[Overwrite]) -> None:
-    """Write ``optimized`` to the folder ``path``, beside and renamed, so that it is never there by half.
+    """Write an optimized model as a SavedModel, which trains in less memory without tf_memsaver.
 
-    A process without tf_memsaver loads it with ``tf.saved_model.load`` and trains it: ``loaded(x, training=True)``
-    under a tape, gradients for ``loaded.trainable_variables``, plus ``loaded.regularization_losses`` (functions without
-    arguments). Losses that layers add in their call come with ``loaded.train_with_losses(x)``, a dict of ``outputs``
-    and ``losses``. The batch dimension stays free.
+    To train it, load it with ``tf.saved_model.load``, call ``loaded(x, training=True)`` under a tape, and take the
+    gradients for ``loaded.trainable_variables``. ``loaded.regularization_losses`` are functions without arguments.
+    ``loaded.train_with_losses(x)`` returns a dict of ``outputs`` and ``losses``, the losses that layers add in their
+    call. The batch size stays free. The folder appears at once, so a reader never sees half of it.
 
     Args:
-      optimized: what ``optimize`` or ``apply_plan`` returned.
+      optimized: a Functional or Sequential model that ``optimize`` or ``apply_plan`` returned.
       path: the folder to write.
 
     Raises:
-      InvalidRequestError: the model was not optimized, or ``path`` can be no target (an empty path, a folder in use).
-      UnsupportedModelError: the model has a ``call`` of its own.
-      OutputExistsError: ``path`` exists and ``overwrite`` is false, or it holds more than a SavedModel.
-      OutputError: it cannot be written.
+      InvalidRequestError: the model is not optimized, or ``path`` cannot be written to (empty, or a folder in use).
+      UnsupportedModelError: the model has its own ``call``.
+      OutputExistsError: ``path`` exists and ``overwrite`` is false, or it contains more than a SavedModel.
+      OutputError: the SavedModel cannot be written.
     """
     target = check_target(path, TargetKind.FOLDER, overwrite=options["overwrite"])
     _check_functional(optimized)
     if not is_optimized(optimized):
         raise InvalidRequestError(
-            f"model '{optimized.name}' has no plan to export; pass what tf_memsaver.optimize returned "
-            f"(a plain model is exported by model.export)"
+            f"model '{optimized.name}' is not optimized, so there is no plan to export. Give the model that "
+            "tf_memsaver.optimize returned, or export a plain model with model.export."
         )
     try:
         plan = optimized.memsaver_plan.to_json()
@@ -69,9 +69,9 @@ def _check_functional(model: Any) -> None:
     check_model(model)
     if keras_models.inner_functional(model) is None:
         raise UnsupportedModelError(
-            f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and only Functional and "
-            f"Sequential models are written as SavedModels that train. model.save('model.keras') keeps the plan, and "
-            f"model.export(...) writes one that serves."
+            f"model '{model.name}' ({type(model).__name__}) has its own call(), but only Functional and Sequential "
+            "models can be exported for training. model.save('model.keras') keeps the plan, and model.export(...) "
+            "writes a SavedModel for inference."
         )
 
 

@@ -68,9 +68,9 @@ def rewrite(
     chosen = {endpoint.key: endpoint for endpoint in endpoints if endpoint.training or functions}
     if not chosen:
         raise UnsupportedModelError(
-            f"'{source}' has no function that trainable variables can be trained through; it has "
-            f"{', '.join(sorted({e.attribute for e in endpoints})) or 'none'}. Save it with a function of the inputs, "
-            f"traced for training."
+            f"'{source}' has no function that can be trained; it has "
+            f"{', '.join(sorted({e.attribute for e in endpoints})) or 'none'}. Save it with a function of the "
+            "inputs that was traced for training."
         )
     plans: dict[str, Plan] = {}
     rewritten: dict[str, SegmentedFunction] = {}
@@ -95,12 +95,14 @@ def rewrite(
 
 def _load(source: str) -> Any:
     if not os.path.isdir(source) or not tf.saved_model.contains_saved_model(source):
-        raise InvalidRequestError(f"'{source}' is no SavedModel: it has no saved_model.pb")
+        raise InvalidRequestError(
+            f"'{source}' is not a SavedModel: it has no saved_model.pb. Name the folder that contains that file."
+        )
     try:
         if SEGMENT.encode() in Path(source, "saved_model.pb").read_bytes():
             raise InvalidRequestError(
-                f"the SavedModel '{source}' has a plan already: tf_memsaver has written it. Rewrite the SavedModel (or "
-                f"optimize the Keras model) that it was made from."
+                f"the SavedModel '{source}' was written by tf_memsaver and already has a plan. Rewrite the "
+                "SavedModel that it was made from, or optimize the Keras model."
             )
         return tf.saved_model.load(source)
     except MemsaverError:
@@ -108,8 +110,8 @@ def _load(source: str) -> Any:
     except Exception as error:  # TensorFlow has no family of errors for files that are damaged.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidRequestError(
-            f"the SavedModel '{source}' cannot be loaded: {reason}. It may be damaged or not whole: save or copy it "
-            f"again."
+            f"the SavedModel '{source}' cannot be loaded: {reason}. It may be damaged or incomplete. Save or copy "
+            "it again."
         ) from error
 
 

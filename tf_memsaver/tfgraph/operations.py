@@ -74,7 +74,11 @@ def _loop_list_bytes(tensor: Any) -> int:
         return 0
     trips = trip_count(tensor.op)
     if trips is None:
-        logging.warning("loop '%s' runs an unknown number of steps: what it keeps is not counted", tensor.op.name)
+        logging.warning(
+            "loop '%s' runs an unknown number of steps, so the values that it keeps are not counted. "
+            "Leave room for them in the budget.",
+            tensor.op.name,
+        )
         return 0
     return trips * tensor_bytes(added)
 
