@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
@@ -51,6 +52,21 @@ def trained(make: Any, *, plan: Any = None) -> tuple[list[bytes], list[int]]:
     found = [np.asarray(each).tobytes() for each in (*model.variables, *model.optimizer.variables)]
     pairs = list(zip(watch.steps.peaks, watch.steps.lives, strict=True))[1:]
     return found, [peak - live for peak, live in pairs]
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "warns"), [("adamw", None, True), ("adamw", 2, False), ("lion", None, False)]
+)
+def test_a_decay_in_the_step_that_finds_the_end_of_the_data_is_a_warning(
+    name: str, length: int | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x, y = dense(OPTIMIZERS[name]()), np.ones((64, UNITS), "float32"), np.ones((64, 1), "float32")
+    specs = tf.TensorSpec((None, UNITS)), tf.TensorSpec((None, 1))
+    data = tf.data.Dataset.from_generator(lambda: iter([(x, y)] * 2), output_signature=specs)
+    if length:
+        data = data.apply(tf.data.experimental.assert_cardinality(length))
+    tf_memsaver.optimize(model, data=data, batch_size=64, strategy="recompute_all")
+    assert ("decay once more" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

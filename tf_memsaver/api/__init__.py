@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from tf_memsaver.api.asked import check_before_tracing, part_of, request_of, tell_of
+from tf_memsaver.api.asked import (
+    check_before_tracing,
+    part_of,
+    request_of,
+    tell_of,
+    warn_of_unknown_length,
+)
 from tf_memsaver.api.compiled import warn_where_xla_runs
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
 from tf_memsaver.api.traced import TracedStep
@@ -179,6 +185,7 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
         plan = _calibrated(traced, plan, options)
     optimized = traced.apply(plan)
     tell_of(_subject(traced.model, options), plan)
+    warn_of_unknown_length(traced.model, plan, options["data"])
     if is_planned_as_a_step(traced.model):
         program = program_of(traced.model, plan.request.granularity, None, plan.request.time_chunks)
         if program.runs_step and program.stays_plain:

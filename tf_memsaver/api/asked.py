@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat.devices import bytes_left
-from tf_memsaver.compat.keras_training import own_optimizer
+from tf_memsaver.compat.keras_training import fit_compiles, own_optimizer
 from tf_memsaver.compat.keras_variables import bytes_of
 from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
@@ -49,6 +50,26 @@ def tell_of(subject: str, plan: Plan) -> None:
     tell(f"tf_memsaver: {subject}: {plan}")
     if plan.advice:
         logging.warning("tf_memsaver: %s: %s", subject, plan.advice)
+
+
+def warn_of_unknown_length(model: Any, plan: Plan, data: Any) -> None:
+    """Say where a dataset of unknown length makes plain weights decay once more in each epoch of ``fit``.
+
+    ``fit`` finds its end by a step without a batch (``EpochIterator``, Keras 3.12 to 3.15). A decay needs no gradient,
+    so it runs in such a step; in an optimized model it waits for the gradient (``runtime.updates``).
+    """
+    optimizer = own_optimizer(model)
+    decay = getattr(getattr(optimizer, "inner_optimizer", optimizer), "weight_decay", None)
+    if not decay or model.run_eagerly or fit_compiles(model) or not (plan.request.order and plan.recomputed_units):
+        return
+    if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+        logging.warning(
+            "the length of the data is not known, so fit finds its end by a step without a batch. In that step, the "
+            "weights of the plain model decay once more (weight_decay=%s), and those of the optimized one do not: "
+            "results differ slightly. To get the same results, give the number of batches: "
+            "data.apply(tf.data.experimental.assert_cardinality(...)), or fit(..., steps_per_epoch=...).",
+            decay,
+        )
 
 
 def request_of(options: Mapping[str, Any], model: Any = None, **fixed: Any) -> Request:
