@@ -71,7 +71,8 @@ class MemoryMonitor(StepWatch):
     of data counts, too. They are in ``History`` and, if the monitor comes before the TensorBoard callback in the list,
     in TensorBoard.
 
-    A warning is logged for the first step whose peak is above the plan's prediction.
+    A warning is logged for the first step whose peak is above the plan's budget or, if it has none, above the most that
+    its steps are predicted to take (``Plan.highest_peak_bytes``).
 
     Example::
 
@@ -99,26 +100,32 @@ class MemoryMonitor(StepWatch):
         self.steps = Steps()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the step's figures; warn of the first peak that is above the plan's."""
+        """Note the step's figures; warn of the first peak that is above what the plan allows."""
         super().on_train_batch_end(batch, logs)
         peak = self.steps.peaks[-1]
         if self._every and isinstance(logs, dict) and (batch + 1) % self._every == 0:
             logs.update(self._figures(peak))
         plan = self._plan or getattr(self.model, "memsaver_plan", None)
-        if plan is not None and peak > plan.peak_bytes and not self._warned:
-            self._warned = True
-            budget = plan.request.budget_bytes
+        if plan is not None and not self._warned:
+            self._warned = self._warn(plan, batch, peak)
+
+    def _warn(self, plan: Plan, batch: int, peak: int) -> bool:
+        """Warn if a step took more than a plan allows; return whether it did."""
+        budget = plan.request.budget_bytes
+        limit = budget or max(plan.peak_bytes, plan.highest_peak_bytes)
+        if peak > limit:
             logging.warning(
-                "tf_memsaver: step %d took %s, %.1f%% above the %s that its plan predicts%s. Data and other models "
-                "on %s count, too; tf_memsaver.measure(model, data=...) measures the steps alone, and "
+                "tf_memsaver: step %d took %s, %.1f%% above the %s %s. Data and other models on %s count, too; "
+                "tf_memsaver.measure(model, data=...) measures the steps alone, and "
                 "optimize(..., budget=..., calibrate=True) makes a plan that real steps keep.",
                 batch,
                 format_bytes(peak),
-                100 * (peak / plan.peak_bytes - 1),
-                format_bytes(plan.peak_bytes),
-                "" if budget is None else f", for a budget of {format_bytes(budget)}",
+                100 * (peak / limit - 1),
+                format_bytes(limit),
+                "of its plan's budget" if budget else "that its plan's steps are predicted to take at most",
                 self.device,
             )
+        return peak > limit
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the epoch's figures to its logs."""

@@ -144,15 +144,19 @@ def test_the_logs_tell_the_memory_of_training() -> None:
     assert max(least["peak_bytes"]) < max(history["peak_bytes"])
 
 
-def test_the_first_step_above_its_plan_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_above_what_its_plan_allows_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging, "warning", lambda text, *rest: said.append(text % rest))
     model = classifier()
     plan = tf_memsaver.search_plan(model, batch_size=1024, strategy="min_peak")
-    trained(model, MemoryMonitor(plan=replace(plan, peak_bytes=10**12)))
-    assert said == []
-    trained(model, MemoryMonitor(plan=replace(plan, peak_bytes=1000)))
-    assert len(said) == 1 and "step 0 took" in said[0] and "above the 1000 B" in said[0]
+    within_budget = replace(plan, peak_bytes=1000, request=replace(plan.request, budget_bytes=10**12))
+    for allowed in (replace(plan, peak_bytes=1000, highest_peak_bytes=10**12), within_budget):
+        trained(model, MemoryMonitor(plan=allowed))
+        assert said == []
+    trained(model, MemoryMonitor(plan=replace(plan, peak_bytes=1000, highest_peak_bytes=2000)))
+    assert len(said) == 1 and "step 0 took" in said[0] and "above the 1.95 KiB that" in said[0]
+    trained(model, MemoryMonitor(plan=replace(plan, request=replace(plan.request, budget_bytes=1000))))
+    assert len(said) == 2 and "above the 1000 B of its plan's budget" in said[1]
 
 
 @pytest.mark.parametrize("every", [0, 1.5, "2"])
