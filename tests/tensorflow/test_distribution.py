@@ -127,7 +127,10 @@ def test_real_steps_are_not_run_on_one_device_instead() -> None:
 
 
 def test_a_distribution_of_keras_is_said_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    distribution = keras.distribution.DataParallel(devices=["cpu:0"])
+    try:
+        distribution = keras.distribution.DataParallel(devices=["cpu:0"])
+    except AttributeError:
+        pytest.skip("Keras 3.12 cannot make one on TensorFlow")
     with distribution.scope():
         model = models.chain()
         assert not isinstance(model.variables[0].value, tf.distribute.DistributedValues)

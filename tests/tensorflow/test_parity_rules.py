@@ -277,6 +277,8 @@ def test_bits_differ_without_a_rule(rule: Rule) -> None:
     case = CASES[rule]
     model = case.build()
     plain = case.trained(model, EXACT)
+    if rule is Rule.ARRIVING_SHAPES and tf.__version__ < "2.21":
+        pytest.skip("bits are equal either way with TensorFlow 2.20")
     assert not differing(plain, case.trained(case.optimize(model), EXACT))
     with at_level(EXACT.without(rule)):
         optimized = case.optimize(model)
