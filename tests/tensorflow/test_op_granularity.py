@@ -65,6 +65,29 @@ def test_layers_of_transformers_between_all_cuts_train_alike(build: Callable[[],
     assert_trains_alike(model, optimized_between_cuts(model, length=1), modes=("graph",), free_batch=True)
 
 
+class Jitter(layers.Layer):
+    """Adds noise to what a product makes, as a router of experts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.seed = layers.Dense(64), keras.random.SeedGenerator(3)
+
+    def call(self, x: Any) -> Any:
+        x = self.dense(x)
+        return x + keras.random.uniform(x.shape, 0.9, 1.1, seed=self.seed)
+
+
+def test_noise_of_a_known_shape_is_made_where_it_is_added() -> None:
+    """Made in front of all segments, two would read it: a first run and its replay, and no sum would be joined."""
+    inputs = keras.Input((64,), batch_size=128)
+    x = inputs
+    for _ in range(3):
+        x = layers.LayerNormalization()(Jitter()(x))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    optimized = optimized_between_cuts(model, length=4, granularity="op", batch_size=128)
+    assert_trains_alike(model, optimized, modes=("graph",), batch_size=128)
+
+
 def test_eager_steps_run_in_a_graph_of_their_own() -> None:
     model = models.dropout_chain()
     optimized = optimized_between_cuts(model, granularity="op")

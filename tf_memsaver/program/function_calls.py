@@ -25,7 +25,7 @@ from tf_memsaver.program.grouping import assignments_last, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.program.program import Program
-from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
+from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, RANDOM
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
 """Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and
@@ -184,14 +184,18 @@ class FunctionCalls(Program):
         return bool(names) and names[0] < names[-1]
 
     def _hoisted(self, calls: Sequence[OpCall], count: int) -> tuple[list[OpCall], list[OpCall]]:
-        """Part the calls into those that need no argument and can run first, and the others."""
+        """Part the calls into those that need no argument and can run first, and the others.
+
+        Random numbers are made where they are read: they may be large, and a sum with them must stay one sum.
+        """
         early = set(range(self.argument_count, count))
         written: set[int] = set()
         hoisted, rest = [], []
         for call in calls:
             resources = [slot for slot in call.inputs if slot in self._variable_of]
             is_read = call.operation.type == "ReadVariableOp" and not written.intersection(resources)
-            if (is_read or not call.operation.is_stateful) and early.issuperset(call.reads):
+            stays = call.operation.is_stateful or call.operation.type in RANDOM
+            if (is_read or not stays) and early.issuperset(call.reads):
                 early.update(call.outputs)
                 hoisted.append(call)
                 continue
