@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.ir.graph import CODE, MemoryKind, Phase
 from tf_memsaver.pace import counted
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence
@@ -125,7 +125,7 @@ class CalledStep(StepSource, Protocol):
 
 def units_of_code(sequence: CallSequence) -> set[int]:
     """Return the units that are code of the user's, which no segment replays."""
-    return {unit for unit, call in enumerate(sequence.calls) if call.kind == "Python"}
+    return {unit for unit, call in enumerate(sequence.calls) if call.kind == CODE}
 
 
 @dataclass(kw_only=True)

@@ -81,6 +81,10 @@ class Op:
     shapes: tuple[int, ...] = ()
 
 
+CODE = "Python"
+"""The kind of a unit that is Python code of the user's, between layers: it runs as it stands."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """A layer call (or op). ``signature`` is free of names, so that it is the same for equal models.
