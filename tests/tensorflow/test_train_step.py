@@ -21,6 +21,8 @@ from tf_memsaver import api
 from tf_memsaver.api import asked
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.ir.text import dump, parse
+from tf_memsaver.judge.prepared import Prepared
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.networks import heard_calls
 from tf_memsaver.program.signature import note_batch, trained_on
@@ -567,6 +569,14 @@ def test_a_step_is_heard_as_it_is_put_together() -> None:
     assert by_unit(told, Phase.FORWARD) == by_unit(known, Phase.FORWARD)
     assert by_unit(told, Phase.BACKWARD) == by_unit(known, Phase.BACKWARD)
     assert [cut.position for cut in told.cuts] == [cut.position for cut in known.cuts]
+
+
+def test_tapes_that_go_back_through_the_same_calls_follow_each_other() -> None:
+    """What the second one needs is kept while the first one goes back through all networks (DCGAN, MelGAN)."""
+    graph = tf_memsaver.capture_graph(two_tapes_at_once(), data=data())
+    assert [is_forward for is_forward, _ in Prepared(graph).passes] == [True, False, False]
+    assert [is_forward for is_forward, _ in Prepared(graph.in_one_pass).passes] == [True, False]
+    assert parse(dump(graph)) == graph
 
 
 def test_each_tape_is_a_pass_of_its_own() -> None:

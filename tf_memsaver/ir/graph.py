@@ -62,7 +62,8 @@ class Op:
     buffer an output may take over when nobody else reads it; ``after`` the ops that it waits for beside those that make
     its inputs (control dependencies, and ops too small to be listed). ``shapes`` are values that it looks at for their
     shape alone: they are not kept for it, but a replay of it makes them again, since the size of a batch is known only
-    as a step runs.
+    as a step runs. ``tape`` numbers the passes of tapes that follow each other, for backward ops: two may go back
+    through the same forward ops.
     """
 
     index: int
@@ -79,6 +80,7 @@ class Op:
     overwrites: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     shapes: tuple[int, ...] = ()
+    tape: int = 0
 
 
 CODE = "Python"
@@ -172,14 +174,17 @@ class Graph(Summarized):
 
     @cached_property
     def in_one_pass(self) -> Graph:
-        """The same step with all forward ops before the first other one; itself where that is so."""
+        """The same step as one tape has it: all forward ops before the first other one; itself where that is so."""
         order = sorted(range(len(self.ops)), key=lambda index: self.ops[index].phase is not Phase.FORWARD)
-        if order == list(range(len(order))):
+        if order == list(range(len(order))) and not any(op.tape for op in self.ops):
             return self
         moved = {index: place for place, index in enumerate(order)}
         ops = (
             dataclasses.replace(
-                self.ops[index], index=place, after=tuple(sorted(map(moved.__getitem__, self.ops[index].after)))
+                self.ops[index],
+                index=place,
+                after=tuple(sorted(map(moved.__getitem__, self.ops[index].after))),
+                tape=0,
             )
             for place, index in enumerate(order)
         )
