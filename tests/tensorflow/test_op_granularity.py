@@ -88,6 +88,24 @@ def test_noise_of_a_known_shape_is_made_where_it_is_added() -> None:
     assert_trains_alike(model, optimized, modes=("graph",), batch_size=128)
 
 
+class Fourier(layers.Layer):
+    """Mixes tokens by a Fourier transform, as FNet does."""
+
+    def call(self, x: Any) -> Any:
+        return x + tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64)))
+
+
+def test_gradients_of_complex_numbers_pass_segments() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((16, 8))
+    x = inputs
+    for _ in range(2):
+        x = layers.Dense(8, "gelu")(layers.LayerNormalization()(Fourier()(layers.Dense(8)(x))))
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+    optimized = optimized_between_cuts(model, length=1, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 def test_eager_steps_run_in_a_graph_of_their_own() -> None:
     model = models.dropout_chain()
     optimized = optimized_between_cuts(model, granularity="op")

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_memsaver.cost import rules
 from tf_memsaver.program.traced_layers import TracedLayer
 from tf_memsaver.program.train_step import TapeNotes
+from tf_memsaver.tfgraph.operations import has_gradients
 
 _READ_ANYWHERE = ("Const", "ReadVariableOp")
 """What makes tensors that a layer may read without being given them."""
@@ -71,7 +72,7 @@ class Boundaries:
             return reason
         for key, tensor in read.items():
             where = Counter(place in inside for place in self._readers.get(key, ()))
-            if tensor.dtype.is_floating and where[True] > 1 and where[False] and key in self._has_gradient:
+            if has_gradients(tensor.dtype) and where[True] > 1 and where[False] and key in self._has_gradient:
                 return SPLITS_A_SUM
         return ""
 

@@ -25,7 +25,7 @@ from tf_memsaver.program.grouping import assignments_last, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.program.program import Program
-from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, RANDOM
+from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, RANDOM, has_gradients
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
 """Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and
@@ -151,7 +151,7 @@ class FunctionCalls(Program):
         for call in self._prologue:
             trains = self._may_be_trained(call) and any(v.trainable for v in call.variables)
             if trains or not trained.isdisjoint(call.inputs):
-                floats = (dtype.is_floating for dtype in call.operation.dtypes)
+                floats = map(has_gradients, call.operation.dtypes)
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
 

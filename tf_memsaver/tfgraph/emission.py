@@ -20,6 +20,7 @@ from tf_memsaver.compat.tapes import could_possibly_record, followed, record_ope
 from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
     called_function,
+    has_gradients,
     library_function,
     only_reads,
     own_outputs,
@@ -141,7 +142,7 @@ class Template:
                 graphs.set_handle_data(output, handle)
             if shape.rank is not None:
                 self._set_shape(output, shape)
-        differentiable = inputs and any(dtype.is_floating or dtype == tf.variant for dtype in self.dtypes)
+        differentiable = inputs and any(has_gradients(dtype) or dtype == tf.variant for dtype in self.dtypes)
         if differentiable and could_possibly_record():
             if of_tape:
                 # A tape tells gradient functions what nobody wants of them.
