@@ -88,6 +88,23 @@ def test_noise_of_a_known_shape_is_made_where_it_is_added() -> None:
     assert_trains_alike(model, optimized, modes=("graph",), batch_size=128)
 
 
+def test_biases_of_heads_that_all_levels_share() -> None:
+    """A segment holds several calls: the terms of a bias's gradient keep their names, as those of a kernel's do."""
+    keras.utils.set_random_seed(0)
+    heads = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(3)]
+    x = inputs = keras.Input((32, 32, 8))
+    made = []
+    for _ in range(4):
+        y = x
+        for head in heads:
+            y = head(y)
+        made.append(layers.GlobalAveragePooling2D()(y))
+        x = layers.AveragePooling2D(2)(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(made)))
+    optimized = optimized_between_cuts(model, length=30, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 class Fourier(layers.Layer):
     """Mixes tokens by a Fourier transform, as FNet does."""
 

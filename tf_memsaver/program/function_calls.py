@@ -159,10 +159,14 @@ class FunctionCalls(Program):
         return not call.variables or any(id(variable) not in self._frozen for variable in call.variables)
 
     def _read_again(self) -> frozenset[int]:
-        """Return the hoisted slots that are one of several reads of a variable."""
+        """Return the hoisted slots that are one of several reads of a variable, or made of one."""
         reads = [call for call in self._prologue if call.operation.type == "ReadVariableOp" and call.variables]
         times = Counter(id(call.variables[0]) for call in reads)
-        return frozenset(slot for call in reads if times[id(call.variables[0])] > 1 for slot in call.outputs)
+        again = {slot for call in reads if times[id(call.variables[0])] > 1 for slot in call.outputs}
+        for call in self._prologue:
+            if not again.isdisjoint(call.inputs):
+                again.update(call.outputs)
+        return frozenset(again)
 
     def _sorts_first(self, concrete: Any, calls: Sequence[OpCall]) -> bool:
         """Whether a call of the function has a name that sorts before that of the call of its gradient function.
