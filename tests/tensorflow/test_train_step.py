@@ -23,6 +23,7 @@ from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, Phase
 from tf_memsaver.ir.text import dump, parse
 from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.program.boundaries import READS_LOGITS
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.networks import heard_calls
 from tf_memsaver.program.signature import note_batch, trained_on
@@ -443,6 +444,19 @@ def test_what_stays_plain_and_why() -> None:
     assert heard(penalized()) == {"critic": "a gradient is taken of its gradient", "critic#2": ""}
     assert heard(siamese()) == {"network": "", "network#2": "", "network#3": ""}
     assert list(heard(adversaries()).values()) == ["no gradient is taken through it", *[""] * 4]
+
+
+class Worded(Trained):
+    """A block with its own output layer, through whose softmax the loss looks."""
+
+    def loss_of(self, x: Any) -> Any:
+        kinds = tf.argmax(x, axis=-1)
+        return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(kinds, self.block(x)))
+
+
+def test_a_block_that_ends_in_a_softmax_says_what_to_do() -> None:
+    block = keras.layers.Pipeline([layers.Dense(WIDTH, "gelu"), layers.Dense(WIDTH, "softmax")], name="block")
+    assert heard(compiled(Worded(block=block))) == {"block": READS_LOGITS}
 
 
 def test_what_is_frozen_while_it_is_called_stays_plain_where_it_is_trained() -> None:
