@@ -105,6 +105,28 @@ def test_biases_of_heads_that_all_levels_share() -> None:
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
 
 
+class SequenceOfEachNode(layers.Layer):
+    """Runs a recurrent layer over the sequences of all nodes of a graph at once: its batch is a multiple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = layers.LSTM(8)
+
+    def call(self, x: Any) -> Any:
+        batch, nodes = keras.ops.shape(x)[0], x.shape[1]
+        y = self.lstm(keras.ops.reshape(x, (batch * nodes, *x.shape[2:])))
+        return keras.ops.reshape(y, (batch, nodes, 8))
+
+
+def test_a_loop_over_a_multiple_of_the_batch_trains_alike() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 6, 3))
+    x = layers.Dense(4, "tanh")(layers.Dense(4, "tanh")(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(SequenceOfEachNode()(x)))
+    optimized = optimized_between_cuts(model, length=2, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 class Fourier(layers.Layer):
     """Mixes tokens by a Fourier transform, as FNet does."""
 
