@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.graph import CODE, Graph
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
@@ -45,6 +45,15 @@ def test_what_is_pinned_is_named_with_its_reason() -> None:
     assert "The plan is by layers alone, since its steps are eager. Try granularity='op'" in noted
     assert "Try granularity='op', which" in advised(deep(pinned=RANDOM), granularity="auto")
     assert "granularity" not in advised(deep(pinned=RANDOM), granularity="op")
+
+
+def test_code_between_layers_is_no_layer_that_cannot_be_replayed() -> None:
+    graph = deep()
+    code = {"kind": CODE, "pinned": "is Python code between networks, which runs once"}
+    units = tuple(replace(unit, **code) if unit.index % 2 else unit for unit in graph.units)
+    found = advised(replace(graph, units=units))
+    assert "are made by code between layers" in found and "Try layers (keras.layers.Layer) for it" in found
+    assert "layers cannot be replayed" not in found
 
 
 def test_weights_that_take_it_all() -> None:

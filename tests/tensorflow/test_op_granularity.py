@@ -65,6 +65,86 @@ def test_layers_of_transformers_between_all_cuts_train_alike(build: Callable[[],
     assert_trains_alike(model, optimized_between_cuts(model, length=1), modes=("graph",), free_batch=True)
 
 
+class Jitter(layers.Layer):
+    """Adds noise to what a product makes, as a router of experts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.seed = layers.Dense(64), keras.random.SeedGenerator(3)
+
+    def call(self, x: Any) -> Any:
+        x = self.dense(x)
+        return x + keras.random.uniform(x.shape, 0.9, 1.1, seed=self.seed)
+
+
+def test_noise_of_a_known_shape_is_made_where_it_is_added() -> None:
+    """Made in front of all segments, two would read it: a first run and its replay, and no sum would be joined."""
+    inputs = keras.Input((64,), batch_size=128)
+    x = inputs
+    for _ in range(3):
+        x = layers.LayerNormalization()(Jitter()(x))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    optimized = optimized_between_cuts(model, length=4, granularity="op", batch_size=128)
+    assert_trains_alike(model, optimized, modes=("graph",), batch_size=128)
+
+
+def test_biases_of_heads_that_all_levels_share() -> None:
+    """A segment holds several calls: the terms of a bias's gradient keep their names, as those of a kernel's do."""
+    keras.utils.set_random_seed(0)
+    heads = [layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(3)]
+    x = inputs = keras.Input((32, 32, 8))
+    made = []
+    for _ in range(4):
+        y = x
+        for head in heads:
+            y = head(y)
+        made.append(layers.GlobalAveragePooling2D()(y))
+        x = layers.AveragePooling2D(2)(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(made)))
+    optimized = optimized_between_cuts(model, length=30, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
+class SequenceOfEachNode(layers.Layer):
+    """Runs a recurrent layer over the sequences of all nodes of a graph at once: its batch is a multiple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = layers.LSTM(8)
+
+    def call(self, x: Any) -> Any:
+        batch, nodes = keras.ops.shape(x)[0], x.shape[1]
+        y = self.lstm(keras.ops.reshape(x, (batch * nodes, *x.shape[2:])))
+        return keras.ops.reshape(y, (batch, nodes, 8))
+
+
+def test_a_loop_over_a_multiple_of_the_batch_trains_alike() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 6, 3))
+    x = layers.Dense(4, "tanh")(layers.Dense(4, "tanh")(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(SequenceOfEachNode()(x)))
+    optimized = optimized_between_cuts(model, length=2, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
+class Fourier(layers.Layer):
+    """Mixes tokens by a Fourier transform, as FNet does."""
+
+    def call(self, x: Any) -> Any:
+        return x + tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64)))
+
+
+def test_gradients_of_complex_numbers_pass_segments() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((16, 8))
+    x = inputs
+    for _ in range(2):
+        x = layers.Dense(8, "gelu")(layers.LayerNormalization()(Fourier()(layers.Dense(8)(x))))
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+    optimized = optimized_between_cuts(model, length=1, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 def test_eager_steps_run_in_a_graph_of_their_own() -> None:
     model = models.dropout_chain()
     optimized = optimized_between_cuts(model, granularity="op")

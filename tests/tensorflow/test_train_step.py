@@ -21,6 +21,9 @@ from tf_memsaver import api
 from tf_memsaver.api import asked
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.ir.text import dump, parse
+from tf_memsaver.judge.prepared import Prepared
+from tf_memsaver.program.boundaries import READS_LOGITS
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.networks import heard_calls
 from tf_memsaver.program.signature import note_batch, trained_on
@@ -116,6 +119,24 @@ class Adversaries(Trained):
         return {"d": d_loss, "g": g_loss}
 
 
+class UnfrozenLate(Trained):
+    """A critic that is frozen while its tape records, and trained all the same (GauGAN)."""
+
+    def train_step(self, x: Any) -> Any:
+        fake = self.generator(x)
+        with tf.GradientTape() as tape:
+            d_loss = tf.reduce_mean(self.critic(fake, training=True) - self.critic(x, training=True))
+        self.critic.trainable = True
+        weights = self.critic.trainable_variables
+        self.optimizer.apply(tape.gradient(d_loss, weights), weights)
+        self.critic.trainable = False
+        with tf.GradientTape() as tape:
+            g_loss = -tf.reduce_mean(self.critic(self.generator(x, training=True), training=True))
+        weights = self.generator.trainable_variables
+        self.second.apply(tape.gradient(g_loss, weights), weights)
+        return {"d": d_loss, "g": g_loss}
+
+
 class TwoTapesAtOnce(Trained):
     """Two tapes that record the same calls."""
 
@@ -162,6 +183,18 @@ class Listed(Trained):
     def loss_of(self, x: Any) -> Any:
         tokens = tf.cast(tf.abs(x) * 3, tf.int32)
         return tf.reduce_mean(self.network(tokens, training=True) ** 2)
+
+
+class Captions(Trained):
+    """A network from tokens that is trained twice, by a tape each."""
+
+    def train_step(self, x: Any) -> Any:
+        for tokens in (tf.cast(tf.abs(x) * 3, tf.int32), tf.cast(tf.abs(x) * 2, tf.int32)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.network(tokens, training=True) ** 2)
+            weights = self.network.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
 
 
 def compiled(model: Any) -> Any:
@@ -317,6 +350,12 @@ def adversaries() -> Any:
     return compiled(Adversaries(generator=network("generator"), critic=network("critic")))
 
 
+def unfrozen_late() -> Any:
+    model = compiled(UnfrozenLate(generator=network("generator"), critic=network("critic")))
+    model.critic.trainable = False
+    return model
+
+
 def two_tapes_at_once() -> Any:
     return compiled(TwoTapesAtOnce(generator=network("generator"), critic=network("critic")))
 
@@ -329,10 +368,14 @@ def persistent() -> Any:
     return compiled(Persistent(encoder=network("encoder"), decoder=network("decoder")))
 
 
-def listed() -> Any:
+def listed(cls: Any = Listed) -> Any:
     steps = [layers.Dense(32, "gelu", name=f"dense{number}") for number in range(5)]
     tokens = [keras.Input((WIDTH,), dtype="int32"), layers.Embedding(16, 12, name="tokens"), *steps]
-    return compiled(Listed(network=keras.Sequential(tokens, name="network")))
+    return compiled(cls(network=keras.Sequential(tokens, name="network")))
+
+
+def captions() -> Any:
+    return listed(Captions)
 
 
 @pytest.mark.parametrize(
@@ -347,6 +390,7 @@ def listed() -> Any:
         penalized,
         persistent,
         listed,
+        captions,
         layered,
         captioned,
     ],
@@ -402,6 +446,29 @@ def test_what_stays_plain_and_why() -> None:
     assert list(heard(adversaries()).values()) == ["no gradient is taken through it", *[""] * 4]
 
 
+class Worded(Trained):
+    """A block with its own output layer, through whose softmax the loss looks."""
+
+    def loss_of(self, x: Any) -> Any:
+        kinds = tf.argmax(x, axis=-1)
+        return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(kinds, self.block(x)))
+
+
+def test_a_block_that_ends_in_a_softmax_says_what_to_do() -> None:
+    block = keras.layers.Pipeline([layers.Dense(WIDTH, "gelu"), layers.Dense(WIDTH, "softmax")], name="block")
+    assert heard(compiled(Worded(block=block))) == {"block": READS_LOGITS}
+
+
+def test_what_is_frozen_while_it_is_called_stays_plain_where_it_is_trained() -> None:
+    model = unfrozen_late()
+    _, first, second, *others = heard(model).values()
+    assert first == second and "set trainable before the call" in first and others == ["", ""]
+    # A step leaves the critic as planning finds it, whatever it was before.
+    model.critic.trainable = True
+    heard(model)
+    assert model.critic.trainable and all(layer.trainable for layer in model.critic.layers)
+
+
 def test_a_person_is_told_what_keeps_its_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     for module in (api, asked):
@@ -421,6 +488,12 @@ def test_what_has_a_sparse_gradient_is_replayed() -> None:
     graph = tf_memsaver.capture_graph(listed(), data=data())
     assert graph.units[0].label == "network/tokens"
     assert [unit.label for unit in graph.units if unit.pinned] == ["network/dense4"]
+
+
+def test_each_tape_adds_up_its_own_sparse_gradients() -> None:
+    units = tf_memsaver.capture_graph(captions(), data=data()).units
+    pinned = [unit.label for unit in units if unit.pinned and unit.kind != "Python"]
+    assert pinned == ["network/dense4", "network#2/dense4"]
 
 
 class LikeKeras(keras.Model):
@@ -510,6 +583,14 @@ def test_a_step_is_heard_as_it_is_put_together() -> None:
     assert by_unit(told, Phase.FORWARD) == by_unit(known, Phase.FORWARD)
     assert by_unit(told, Phase.BACKWARD) == by_unit(known, Phase.BACKWARD)
     assert [cut.position for cut in told.cuts] == [cut.position for cut in known.cuts]
+
+
+def test_tapes_that_go_back_through_the_same_calls_follow_each_other() -> None:
+    """What the second one needs is kept while the first one goes back through all networks (DCGAN, MelGAN)."""
+    graph = tf_memsaver.capture_graph(two_tapes_at_once(), data=data())
+    assert [is_forward for is_forward, _ in Prepared(graph).passes] == [True, False, False]
+    assert [is_forward for is_forward, _ in Prepared(graph.in_one_pass).passes] == [True, False]
+    assert parse(dump(graph)) == graph
 
 
 def test_each_tape_is_a_pass_of_its_own() -> None:

@@ -163,7 +163,7 @@ class _Builder:
     # -- ops ------------------------------------------------------------------------------------------------------
 
     def ops(self, profile: bool) -> tuple[Op, ...]:
-        wanted = self._step.reachable
+        wanted, passes = self._step.reachable, self._step.passes
         ordered: list[Op] = []
         sources: list[Any] = []
         listed: dict[int, int] = {}
@@ -172,6 +172,8 @@ class _Builder:
             if id(operation) in wanted:
                 made = self._convert(operation, phase, unit, len(ordered))
                 if made is not None:
+                    if passes and phase is Phase.BACKWARD:
+                        made = dataclasses.replace(made, tape=passes[place])
                     listed[id(operation)] = len(ordered)
                     ordered.append(made)
                     sources.append(operation)

@@ -34,7 +34,7 @@ from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.step_program import StepProgram
-from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step, what_is_traced
+from tf_memsaver.program.train_step import Differentiated, TapeNotes, left_as_it_was, run_train_step, what_is_traced
 from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
 
 
@@ -219,16 +219,19 @@ class _Assignment:
         step = self._step
         makers = {id(t): unit for unit, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)}
         step.gradient_units = {key: list(units) for key, units in self._senders(makers).items()}
-        step.sparse_units = self._sparse_gradients(makers).summed()
+        step.sparse_units = self._sparse_units(makers)
         step.weight_gradients.extend(self._weight_gradients())
 
     def _sent(self) -> Iterator[tuple[int | None, Any, Any]]:
         """Yield the unit, the operand and the gradient of all that operations send."""
         for each in self._notes.operations:
-            unit = self._units[self._place[id(each.operation)]]
-            for tensor, gradient in zip(each.operation.inputs, each.gradients, strict=False):
-                if gradient is not None:
-                    yield unit, tensor, gradient
+            yield from self._sent_by(each)
+
+    def _sent_by(self, each: Differentiated) -> Iterator[tuple[int | None, Any, Any]]:
+        unit = self._units[self._place[id(each.operation)]]
+        for tensor, gradient in zip(each.operation.inputs, each.gradients, strict=False):
+            if gradient is not None:
+                yield unit, tensor, gradient
 
     def _senders(self, makers: Mapping[int, int]) -> dict[int, dict[int | None, None]]:
         """Return, by the id of a tensor, the other units that send gradients to it, in order."""
@@ -245,17 +248,21 @@ class _Assignment:
                         found[id(tensor)][unit] = None
         return found
 
-    def _sparse_gradients(self, makers: Mapping[int, int]) -> SparseGradients:
-        sparse = SparseGradients()
+    def _sparse_units(self, makers: Mapping[int, int]) -> dict[int, str]:
+        """Return what units have sparse gradients for that are terms of sums; each tape adds up its own."""
+        by_tape: dict[int, SparseGradients] = {}
         inner = {id(internal): id(external) for external, internal in self._step.graph.captures}
-        for unit, tensor, gradient in self._sent():
-            is_sparse, source = isinstance(gradient, tf.IndexedSlices), _source(tensor)
-            variable = self._trained.get(inner.get(id(source), 0))
-            if variable is not None:
-                sparse.add(variable.path, unit, is_sparse)
-            elif is_sparse and makers.get(id(source), unit) != unit:
-                sparse.leaves(source.name, unit)
-        return sparse
+        starts = [taken.start for taken in self._notes.taken]
+        for each in self._notes.operations:
+            sparse = by_tape.setdefault(bisect.bisect_right(starts, each.start), SparseGradients())
+            for unit, tensor, gradient in self._sent_by(each):
+                is_sparse, source = isinstance(gradient, tf.IndexedSlices), _source(tensor)
+                variable = self._trained.get(inner.get(id(source), 0))
+                if variable is not None:
+                    sparse.add(variable.path, unit, is_sparse)
+                elif is_sparse and makers.get(id(source), unit) != unit:
+                    sparse.leaves(source.name, unit)
+        return {unit: name for sparse in by_tape.values() for unit, name in sparse.summed().items()}
 
     def _weight_gradients(self) -> Iterator[Any]:
         """Yield the gradients that tapes return for weights; a sparse one as its values."""

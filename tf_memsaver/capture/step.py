@@ -20,12 +20,13 @@ import tensorflow as tf
 from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.ir.graph import MemoryKind, Phase
+from tf_memsaver.ir.graph import CODE, MemoryKind, Phase
 from tf_memsaver.pace import counted
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.losses import no_gradient
 from tf_memsaver.program.train_step import Placeholders
+from tf_memsaver.tfgraph.operations import has_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class CalledStep(StepSource, Protocol):
 
 def units_of_code(sequence: CallSequence) -> set[int]:
     """Return the units that are code of the user's, which no segment replays."""
-    return {unit for unit, call in enumerate(sequence.calls) if call.kind == "Python"}
+    return {unit for unit, call in enumerate(sequence.calls) if call.kind == CODE}
 
 
 @dataclass(kw_only=True)
@@ -315,7 +316,7 @@ class _Tracer:
             read = tape.watched_variables()
             notes.note(unit, read)
             trains = any(id(v) in self._trained for v in read)
-            floats = [t for t in made if isinstance(t, tf.Tensor) and t.dtype.is_floating]
+            floats = [t for t in made if isinstance(t, tf.Tensor) and has_gradients(t.dtype)]
             # What a call hands on as it is, as the way into a network does, gets its gradient where it was made.
             ends = [t for t in floats if id(t) not in known_tensors]
             known_tensors.update(map(id, floats))
@@ -331,7 +332,7 @@ class _Tracer:
 
     def _loss(self) -> tuple[Any, list[Any], Any]:
         flat = [self._slots[slot] for slot in self._sequence.outputs]
-        sources = [t for t in [*flat, *self._loss_tensors] if isinstance(t, tf.Tensor) and t.dtype.is_floating]
+        sources = [t for t in [*flat, *self._loss_tensors] if isinstance(t, tf.Tensor) and has_gradients(t.dtype)]
         sources += [seen for output in flat for seen in self._source.seen_through(output)]
         with tf.GradientTape() as tape:
             tape.watch(sources)

@@ -62,7 +62,8 @@ class Op:
     inputs whose buffer an output may use if nothing else reads it. ``after`` are the operations that it waits for, in
     addition to those that make its inputs (through control dependencies, and operations that are too small to be
     listed). ``shapes`` are values of which it reads only the shape. They are not kept for it, but a replay of it makes
-    them again, since the batch size is known only when the step runs.
+    them again, since the batch size is known only when the step runs. For backward operations, ``tape`` numbers the
+    passes of tapes that follow each other: two may go back through the same forward operations.
     """
 
     index: int
@@ -79,6 +80,11 @@ class Op:
     overwrites: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     shapes: tuple[int, ...] = ()
+    tape: int = 0
+
+
+CODE = "Python"
+"""The kind of a unit that is Python code of the user's, between layers: it runs as it stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +176,17 @@ class Graph(Summarized):
 
     @cached_property
     def in_one_pass(self) -> Graph:
-        """The same step with all forward ops before the first other one; itself where that is so."""
+        """The same step as one tape has it: all forward ops before the first other one; itself where that is so."""
         order = sorted(range(len(self.ops)), key=lambda index: self.ops[index].phase is not Phase.FORWARD)
-        if order == list(range(len(order))):
+        if order == list(range(len(order))) and not any(op.tape for op in self.ops):
             return self
         moved = {index: place for place, index in enumerate(order)}
         ops = (
             dataclasses.replace(
-                self.ops[index], index=place, after=tuple(sorted(map(moved.__getitem__, self.ops[index].after)))
+                self.ops[index],
+                index=place,
+                after=tuple(sorted(map(moved.__getitem__, self.ops[index].after))),
+                tape=0,
             )
             for place, index in enumerate(order)
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -26,10 +25,7 @@ class Prepared:
         """The sizes of the buffers that live during the whole step."""
         self.forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
         self.backward = [op for op in graph.ops if op.phase is not Phase.FORWARD]
-        self.passes = [
-            (is_forward, list(ops))
-            for is_forward, ops in itertools.groupby(graph.ops, key=lambda op: op.phase is Phase.FORWARD)
-        ]
+        self.passes = list(_passes(graph.ops))
         """The ops in execution order: of each tape those of the forward pass, then those of the backward pass."""
         self.unit_of = [-1] * len(graph.values)
         """The unit whose forward ops make a value; -1 for all others."""
@@ -76,3 +72,17 @@ class Prepared:
             overwrites=tuple(dict.fromkeys(root for _, root in overwritten)),
             workspace=op.workspace_bytes,
         )
+
+
+def _passes(ops: Sequence[Op]) -> Iterator[tuple[bool, list[Op]]]:
+    """Yield whether ops are of a forward pass, and consecutive ones that are all of one pass, with its updates."""
+    start, key = 0, (True, 0)
+    for place, op in enumerate(ops):
+        # An update may stand among the ops of another tape.
+        its = key if op.phase is Phase.UPDATE and not key[0] else (op.phase is Phase.FORWARD, op.tape)
+        if place > start and its != key:
+            yield key[0], list(ops[start:place])
+            start = place
+        key = its
+    if ops:
+        yield key[0], list(ops[start:])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import wait_for_only
+from tf_memsaver.tfgraph.operations import has_gradients
 
 _GATE = "memsaver_gate"
 """Name scope of gates."""
@@ -82,7 +83,8 @@ def is_gate(operation: Any) -> bool:
 
 def after(gate: tf.Tensor | None, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Return ``tensor`` unchanged, but not before ``gate`` is known; it stays where no arithmetic is defined on it."""
-    if gate is None or not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+    is_number = has_gradients(tensor.dtype) or tensor.dtype.is_integer
+    if gate is None or not (is_number or tensor.dtype.is_bool):
         return tf.identity(tensor, name=name)
     zero = tf.cast(gate, tensor.dtype)
     return tf.math.logical_xor(tensor, zero) if tensor.dtype.is_bool else tf.subtract(tensor, zero, name=name)

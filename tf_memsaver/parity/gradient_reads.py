@@ -15,7 +15,7 @@ from tf_memsaver.parity.grappler import (
     READS_SIZES_OF_INPUT,
 )
 from tf_memsaver.tfgraph.emission import ends_segment
-from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient
+from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient, has_gradients
 
 
 class Read(NamedTuple):
@@ -54,7 +54,7 @@ def _differentiated(
     for operation in operations:
         wanted = [id(tensor) in followed for tensor in operation.inputs]
         if any(wanted) and operation.type != "StopGradient":
-            followed.update(id(tensor) for tensor in operation.outputs if tensor.dtype.is_floating)
+            followed.update(id(tensor) for tensor in operation.outputs if has_gradients(tensor.dtype))
             if id(operation) in reached:
                 yield operation, wanted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
+from tf_memsaver.ir.graph import CODE, Graph, MemoryKind, Phase
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.plan import Plan
@@ -46,6 +46,9 @@ _SMALLER_UNITS = {
     "op": "",
 }
 """What helps where whole layers are the reason, by the granularity that was asked for."""
+
+
+_LAYERS_FOR_CODE = "layers (keras.layers.Layer) for it, which get their tensors as arguments and return them"
 
 
 def advice(simulator: Simulator, plan: Plan) -> str:
@@ -178,6 +181,7 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
         return
     by_bytes = sorted(estimate.units, key=lambda unit: -unit.kept_bytes)
     reasons = {unit.label: unit.pinned for unit in graph.units}
+    code = {unit.label for unit in graph.units if unit.kind == CODE}
     remedy = _SMALLER_UNITS[request.granularity]
     largest = by_bytes[0]
     if largest.kept_bytes >= _MOST * total and not reasons[largest.label]:
@@ -187,14 +191,23 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
             remedy,
         )
         return
-    pinned = [unit for unit in by_bytes if reasons[unit.label]]
+    of_code = sum(unit.kept_bytes for unit in by_bytes if unit.label in code)
+    if of_code >= _PINNED * total:
+        yield (
+            f"of {format_bytes(total)} that the backward pass reads, {format_bytes(of_code)} are made by code between "
+            f"layers, or by layers that are part of it since they cannot be replayed; it runs as it stands",
+            _LAYERS_FOR_CODE,
+        )
+        return
+    layers = [unit for unit in by_bytes if unit.label not in code]
+    pinned = [unit for unit in layers if reasons[unit.label]]
     held = sum(unit.kept_bytes for unit in pinned)
-    if held >= _PINNED * total or len(pinned) >= _PINNED * len(by_bytes):
+    if held >= _PINNED * total or len(pinned) >= _PINNED * len(layers):
         named = "; ".join(f"'{unit.label}' {reasons[unit.label]}" for unit in pinned[:_NAMED])
         more = f"; and {len(pinned) - _NAMED} more" if len(pinned) > _NAMED else ""
         yield (
-            f"{len(pinned)} of {len(by_bytes)} layers cannot be recomputed, and make {format_bytes(held)} of the "
-            f"{format_bytes(total)} of activations: {named}{more}",
+            f"{len(pinned)} of {len(layers)} layers cannot be recomputed, and make {format_bytes(held)} of the "
+            f"{format_bytes(total)} that the backward pass reads: {named}{more}",
             remedy,
         )
         return

@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_memsaver.compat import keras_training
 from tf_memsaver.cost import rules
 from tf_memsaver.program.traced_layers import TracedLayer
 from tf_memsaver.program.train_step import TapeNotes
+from tf_memsaver.tfgraph.operations import has_gradients
 
 _READ_ANYWHERE = ("Const", "ReadVariableOp")
 """What makes tensors that a layer may read without being given them."""
@@ -19,6 +21,11 @@ _READ_ANYWHERE = ("Const", "ReadVariableOp")
 
 SPLITS_A_SUM = "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
 """A replay adds up its own terms first."""
+
+
+READS_LOGITS = "ends in a softmax or sigmoid whose logits the loss reads: return the logits, with from_logits=True"
+
+_NOT_RETURNED = "makes a tensor that is read elsewhere and that it does not return"
 
 
 def reason_against_replay(
@@ -36,8 +43,10 @@ def reason_against_replay(
         return "returns something that is no tensor"
     if not {key(tensor) for tensor in call.given}.issuperset(reads):
         return "reads a tensor that is not among its arguments"
-    if not {key(tensor) for tensor in call.returned}.issuperset(read_elsewhere):
-        return "makes a tensor that is read elsewhere and that it does not return"
+    missing = set(read_elsewhere).difference(key(tensor) for tensor in call.returned)
+    if missing:
+        logits = map(keras_training.get_logits, keras.tree.flatten(call.outputs))
+        return READS_LOGITS if missing.issubset(key(each) for each in logits if each is not None) else _NOT_RETURNED
     return ""
 
 
@@ -71,7 +80,7 @@ class Boundaries:
             return reason
         for key, tensor in read.items():
             where = Counter(place in inside for place in self._readers.get(key, ()))
-            if tensor.dtype.is_floating and where[True] > 1 and where[False] and key in self._has_gradient:
+            if has_gradients(tensor.dtype) and where[True] > 1 and where[False] and key in self._has_gradient:
                 return SPLITS_A_SUM
         return ""
 

@@ -25,7 +25,7 @@ from tf_memsaver.program.grouping import assignments_last, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.program.program import Program
-from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
+from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, RANDOM, has_gradients
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
 """Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and
@@ -151,7 +151,7 @@ class FunctionCalls(Program):
         for call in self._prologue:
             trains = self._may_be_trained(call) and any(v.trainable for v in call.variables)
             if trains or not trained.isdisjoint(call.inputs):
-                floats = (dtype.is_floating for dtype in call.operation.dtypes)
+                floats = map(has_gradients, call.operation.dtypes)
                 trained.update(slot for slot, is_float in zip(call.outputs, floats, strict=True) if is_float)
         return frozenset(trained.intersection(made))
 
@@ -159,10 +159,14 @@ class FunctionCalls(Program):
         return not call.variables or any(id(variable) not in self._frozen for variable in call.variables)
 
     def _read_again(self) -> frozenset[int]:
-        """Return the hoisted slots that are one of several reads of a variable."""
+        """Return the hoisted slots that are one of several reads of a variable, or made of one."""
         reads = [call for call in self._prologue if call.operation.type == "ReadVariableOp" and call.variables]
         times = Counter(id(call.variables[0]) for call in reads)
-        return frozenset(slot for call in reads if times[id(call.variables[0])] > 1 for slot in call.outputs)
+        again = {slot for call in reads if times[id(call.variables[0])] > 1 for slot in call.outputs}
+        for call in self._prologue:
+            if not again.isdisjoint(call.inputs):
+                again.update(call.outputs)
+        return frozenset(again)
 
     def _sorts_first(self, concrete: Any, calls: Sequence[OpCall]) -> bool:
         """Whether a call of the function has a name that sorts before that of the call of its gradient function.
@@ -184,14 +188,18 @@ class FunctionCalls(Program):
         return bool(names) and names[0] < names[-1]
 
     def _hoisted(self, calls: Sequence[OpCall], count: int) -> tuple[list[OpCall], list[OpCall]]:
-        """Part the calls into those that need no argument and can run first, and the others."""
+        """Part the calls into those that need no argument and can run first, and the others.
+
+        Random numbers are made where they are read: they may be large, and a sum with them must stay one sum.
+        """
         early = set(range(self.argument_count, count))
         written: set[int] = set()
         hoisted, rest = [], []
         for call in calls:
             resources = [slot for slot in call.inputs if slot in self._variable_of]
             is_read = call.operation.type == "ReadVariableOp" and not written.intersection(resources)
-            if (is_read or not call.operation.is_stateful) and early.issuperset(call.reads):
+            stays = call.operation.is_stateful or call.operation.type in RANDOM
+            if (is_read or not stays) and early.issuperset(call.reads):
                 early.update(call.outputs)
                 hoisted.append(call)
                 continue

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_memsaver.cost import rules
 from tf_memsaver.program.op_calls import GroupCall, OpCall, slots_of
-from tf_memsaver.tfgraph.operations import ASSIGNMENTS, custom_gradient_bodies
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, custom_gradient_bodies, has_gradients
 
 LARGE_ELEMENTS = 4096
 """A tensor of a known shape with as many elements ends a group; so does one whose shape depends on the arguments."""
@@ -110,7 +110,7 @@ def _makes_large(call: OpCall) -> bool:
     if call.operation.type in rules.VIEWS or call.operation.type in rules.MULTI_VIEWS:
         return False
     made = zip(call.operation.shapes, call.operation.dtypes, strict=True)
-    sizes = [shape.num_elements() for shape, dtype in made if dtype.is_floating]
+    sizes = [shape.num_elements() for shape, dtype in made if has_gradients(dtype)]
     return any(size is None or size >= LARGE_ELEMENTS for size in sizes)
 
 

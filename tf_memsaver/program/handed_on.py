@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tf_memsaver.ir.graph import CODE
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import CallSequence, Reader
 
@@ -30,7 +31,7 @@ class _CodeAfter:
     """A call that stands for the code after others, and changes nothing."""
 
     operation: Any = None
-    kind = signature = "Python"
+    kind = signature = CODE
     label = "python"
     pinned = "stands for the code that reads the results, which runs once"
 

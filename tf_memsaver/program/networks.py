@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras_calls, keras_models
+from tf_memsaver.compat import keras_calls, keras_models, keras_variables
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
@@ -28,6 +28,9 @@ from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_
 
 NO_GRADIENT = "no gradient is taken through it"
 """Why a call is not planned for that keeps no activations, either."""
+
+_FROZEN_IN_CALL = "its weights are not trainable while it is called, but trained: set trainable before the call"
+"""What is replayed gives gradients for the weights that are trainable when it is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,22 +177,25 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
     owner = {
         id(operation): place for place, call in enumerate(calls) for operation in operations[call.start : call.stop]
     }
-    nested = [(taken.start, taken.stop) for taken in notes.taken if taken.nested]
     # Tapes differentiate more than they are asked for, which graph optimisation takes out.
     wanted = _ancestors(result for taken in notes.taken for result in taken.results)
-    through: set[int] = set()
-    twice: set[int] = set()
+    through: dict[int, set[int]] = {}
     for each in notes.operations:
         place = owner.get(id(each.operation))
         if place is not None and any(id(added) in wanted for added in operations[each.start : each.stop]):
-            through.add(place)
-            if any(start <= each.start < stop for start, stop in nested):
-                twice.add(place)
-    reasons = {False: NO_GRADIENT, True: ""}
-    return [
-        "a gradient is taken of its gradient" if place in twice else reasons[place in through]
-        for place in range(len(calls))
-    ]
+            passes = (number for number, taken in enumerate(notes.taken) if taken.start <= each.start < taken.stop)
+            through.setdefault(place, set()).update(passes)
+    asked_for = [{id(getattr(source, "handle", source)) for source in taken.sources} for taken in notes.taken]
+
+    def reason(place: int, call: TracedLayer) -> str:
+        if place not in through:
+            return NO_GRADIENT
+        if any(notes.taken[number].nested for number in through[place]):
+            return "a gradient is taken of its gradient"
+        frozen = {id(keras_variables.local_variable(variable).handle) for variable in call.frozen}
+        return _FROZEN_IN_CALL if any(frozen & asked_for[number] for number in through[place]) else ""
+
+    return [reason(place, call) for place, call in enumerate(calls)]
 
 
 def _ancestors(tensors: Iterable[Any]) -> set[int]:

@@ -17,7 +17,7 @@ from tf_memsaver.parity.grappler import ADDITIONS, function_scope, tape_scope
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.calls import Reader
 from tf_memsaver.tfgraph.emission import Template
-from tf_memsaver.tfgraph.operations import ASSIGNMENTS
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, has_gradients
 
 Naming = Callable[[str], str]
 """Returns the name to give to what has a label."""
@@ -187,7 +187,7 @@ class OpCall:
     def differentiable(self) -> list[int]:
         """The slots among its outputs that may have a gradient: those of floating or complex numbers."""
         made = zip(self.outputs, self.operation.dtypes, strict=True)
-        return [slot for slot, dtype in made if dtype.is_floating or dtype.is_complex]
+        return [slot for slot, dtype in made if has_gradients(dtype)]
 
     @property
     def pinned(self) -> str:

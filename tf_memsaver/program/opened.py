@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tf_memsaver.compat import keras_calls
+from tf_memsaver.ir.graph import CODE
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
@@ -150,8 +151,8 @@ class Way:
     made: Callable[[Sequence[Any]], list[Any]]
 
     operation: Any = None
-    kind: str = "Python"
-    signature: str = "Python"
+    kind: str = CODE
+    signature: str = CODE
     pinned: str = "is Python code around a network, which runs once"
 
     def readers(self, slot: int) -> list[Reader]:

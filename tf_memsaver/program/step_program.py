@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.ir.graph import Unit
+from tf_memsaver.ir.graph import CODE, Unit
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import Call, CallSequence, Reader
@@ -126,7 +126,7 @@ class StepProgram(TrainingProgram):
         return self._programs[id(network)]
 
     def _nothing_to_plan(self, units: Sequence[Unit] = ()) -> UnsupportedModelError:
-        pinned = ((unit.label, unit.pinned) for unit in units if unit.kind != "Python")
+        pinned = ((unit.label, unit.pinned) for unit in units if unit.kind != CODE)
         reasons = "; ".join(f"'{path}' {reason}" for path, reason in [*self._plain.items(), *pinned][:_NAMED])
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
@@ -264,8 +264,7 @@ class _Between:
     """The code of a step between two calls of networks, which runs once."""
 
     operation: Any = None
-    kind = "Python"
-    signature = "Python"
+    kind = signature = CODE
     pinned = "is Python code between networks, which runs once"
     outputs: tuple[int, ...] = ()
 

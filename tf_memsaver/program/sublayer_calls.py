@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls
+from tf_memsaver.ir.graph import CODE
 from tf_memsaver.parity.names import Names
 from tf_memsaver.program.boundaries import SPLITS_A_SUM, reason_against_replay
 from tf_memsaver.program.calls import Call, Reader
@@ -121,7 +122,7 @@ class SublayerCalls(ModelFunction):
         for place, group in enumerate(groups):
             if place % 2 == 0:
                 pinned = "is Python code between layers, which runs once"
-                sections.append(Section(label=f"python_{place // 2}", kind="Python", group=group, pinned=pinned))
+                sections.append(Section(label=f"python_{place // 2}", kind=CODE, group=group, pinned=pinned))
                 continue
             layer = layers[place // 2]
             self.outputs[layer.path] = keras.tree.map_structure(lambda _: None, layer.outputs, none_is_leaf=False)

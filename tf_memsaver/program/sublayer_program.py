@@ -16,7 +16,7 @@ from absl import logging
 
 from tf_memsaver.compat import keras_calls, keras_training
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
-from tf_memsaver.ir.graph import Unit
+from tf_memsaver.ir.graph import CODE, Unit
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.model_call import plain_call
@@ -98,7 +98,7 @@ def _nothing_to_replay(model: Any, units: Sequence[Unit], nested: Mapping[str, A
             f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and hands on what it gets to a "
             f"whole network. {_by_itself(model, nested)}."
         )
-    layers = [unit for unit in units if unit.kind != "Python"]
+    layers = [unit for unit in units if unit.kind != CODE]
     found = "".join(f" Layer '{unit.label}' {unit.pinned}." for unit in layers[:3])
     return UnsupportedModelError(
         f"model '{model.name}' ({type(model).__name__}) computes in its own call(), and none of the layers that it "

@@ -20,7 +20,8 @@ from tf_memsaver.program.layer_program import is_network
 class TracedLayer:
     """The call of a layer in the trace: its operations are those from ``start`` to ``stop`` of the graph.
 
-    ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it.
+    ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it. ``frozen`` are
+    the layer's variables that were not trainable then.
     """
 
     layer: Any
@@ -31,6 +32,7 @@ class TracedLayer:
     kwargs: Any = None
     training: bool | None = None
     is_taped: bool = False
+    frozen: tuple[Any, ...] = ()
     outputs: Any = None
     children: list[TracedLayer] = field(default_factory=list)
 
@@ -97,6 +99,7 @@ class Recorder:
         self._open.append(noted)
         try:
             noted.outputs = call(*args, **kwargs)
+            noted.frozen = tuple(variable for variable in layer.variables if not variable.trainable)
         finally:
             noted.stop = self._graph.num_operations()
             self._open.pop()

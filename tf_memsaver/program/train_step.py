@@ -43,9 +43,10 @@ def what_is_traced(model: Any) -> str:
 def left_as_it_was(model: Any) -> Iterator[list[Any]]:
     """Put what a training step uses back when this ends; yield its optimizers, whose slots take no memory meanwhile.
 
-    Layers that are built only now are built for good.
+    Layers that are built only now are built for good. What is trainable is put back, too.
     """
     parts = KeptObjects(*trained_with(model))
+    trainable = [(each, each.trainable) for each in (*keras_models.all_layers(model), *model.variables)]
     for optimizer in parts.optimizers:
         keras_training.build_unallocated(optimizer)
     keras_training.clear_losses(model)
@@ -54,6 +55,9 @@ def left_as_it_was(model: Any) -> Iterator[list[Any]]:
     finally:
         keras_training.clear_losses(model)
         parts.restore()
+        for each, value in trainable:
+            if each.trainable != value:
+                each.trainable = value
 
 
 def run_train_step(

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_calls, keras_variables
 from tf_memsaver.rewrite.blocks import Block
 from tf_memsaver.runtime.replayable import Tensors
+from tf_memsaver.tfgraph.operations import has_gradients
 
 _SMALL = 64
 """Elements of an integer tensor, such as a seed."""
@@ -90,7 +91,7 @@ def mask_of(tensor: Any) -> Any:
 
 def is_differentiable(tensor: Any) -> bool:
     """Return whether gradients are taken for what a slot holds."""
-    return isinstance(tensor, tf.Tensor) and (tensor.dtype.is_floating or tensor.dtype.is_complex)
+    return isinstance(tensor, tf.Tensor) and has_gradients(tensor.dtype)
 
 
 def _is_small_integer(tensor: Any) -> bool:

@@ -24,7 +24,7 @@ from tf_memsaver.compat.graphs import is_compiled_by_xla, run_steps_in_turn, tra
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.buffers import buffer_of
-from tf_memsaver.parity.control import held_in_order
+from tf_memsaver.parity.control import held_in_order, last_held
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.runtime.updates import hold_updates
@@ -112,12 +112,14 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     ordered.gradients.update(buffer_of(each).op.name for each in gradients if each.graph is graph)
     needed, kernels = needed_for(gradients, added), kernels_here()
     alive = [each for each in added if id(each) in needed]
+    place = {id(each): number for number, each in enumerate(added)}
     for loop in filter(is_loop, alive):
         run_steps_in_turn(loop)
     for operation, waits in held_in_order(alive, ordered.gates | ordered.ends):
         name, device = operation.name, operation.device
         if name in ordered.ends:
-            ordered.over[device] = name
+            # A sum that is waited for would not be joined with the one that it is a term of.
+            ordered.over[device] = (last_held(operation, place) or operation).name
             continue
         if name in ordered.gates:
             _wait(operation, ordered.before_a_pass(device))

@@ -13,10 +13,10 @@ import tensorflow as tf
 from tf_memsaver.compat.gradient_terms import gradients_in_terms
 from tf_memsaver.compat.graphs import is_compiled_by_xla
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
-from tf_memsaver.parity.control import is_kernel
+from tf_memsaver.parity.control import is_kernel, last_held
 from tf_memsaver.parity.gates import Gates, after
 from tf_memsaver.parity.gradients import READY
-from tf_memsaver.parity.grappler import FUNCTION_SCOPE
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE, SUMS
 from tf_memsaver.parity.level import Parity
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
@@ -98,7 +98,7 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
         return with_values(gradients, _released_by_data(values, read, gates))
     # No other replay starts meanwhile in an ordered step: the update may have what nothing is added to.
     early = [shared.ordered is not None and not each for each in first.summed]
-    return with_values(gradients, _released(values, early, gates.gate(read) if read else None, parity))
+    return with_values(gradients, _released(values, early, gates.gate(read) if read else None, parity, added))
 
 
 def _one_by_one(arrived: Mapping[int, tuple[tf.Tensor, Sequence[tf.Tensor]]]) -> tuple[Tensors, Tensors]:
@@ -134,9 +134,15 @@ def _filled(terms: Sequence[Gradient], count: int) -> Gradients:
 
 
 def _released(
-    gradients: Sequence[tf.Tensor | None], early: Sequence[bool], gate: tf.Tensor | None, parity: Parity
+    gradients: Sequence[tf.Tensor | None],
+    early: Sequence[bool],
+    gate: tf.Tensor | None,
+    parity: Parity,
+    added: Sequence[tf.Operation],
 ) -> list[tf.Tensor | None]:
     """Return gradients of inputs, then of weights, so that no replay starts before all are there.
+
+    ``added`` are the operations of the replay and its backward pass.
 
     The replay of the segment before this one would otherwise start while weight gradients here still hold replayed
     activations. One gradient depends on ``gate`` by data: the smallest of those of weights, if there are any, since
@@ -152,13 +158,19 @@ def _released(
     waiting = [place for place in found if (gate is not None and len(free) == len(found)) or place not in free]
     smallest = _smallest({place: found[place] for place in waiting}, inputs)
     released: list[tf.Tensor | None] = list(gradients)
-    with tf.control_dependencies([found[place].op for place in waiting]):
+    order = {id(each): number for number, each in enumerate(added)}
+    with tf.control_dependencies([_waited_for(found[place].op, order) for place in waiting]):
         for place in waiting:
             is_early = place >= inputs and place != smallest and early[place - inputs]
             if not (is_early and is_kernel(found[place])):
                 with parity.named_as(found[place]):
                     released[place] = after(gate if place == smallest else None, found[place], READY)
     return released
+
+
+def _waited_for(operation: tf.Operation, order: Mapping[int, int]) -> tf.Operation:
+    """Return what waits for a gradient's operation: a sum that is waited for is not joined with one that it is in."""
+    return operation if operation.type not in SUMS else last_held(operation, order) or operation
 
 
 def _smallest(gradients: Mapping[int, tf.Tensor], inputs: int) -> int:

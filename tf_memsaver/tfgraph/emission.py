@@ -20,6 +20,7 @@ from tf_memsaver.compat.tapes import could_possibly_record, followed, record_ope
 from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
     called_function,
+    has_gradients,
     library_function,
     only_reads,
     own_outputs,
@@ -140,8 +141,8 @@ class Template:
             if handle is not None:
                 graphs.set_handle_data(output, handle)
             if shape.rank is not None:
-                self._set_shape(output, shape)
-        differentiable = inputs and any(dtype.is_floating or dtype == tf.variant for dtype in self.dtypes)
+                self._set_shape(output, shape, inputs)
+        differentiable = inputs and any(has_gradients(dtype) or dtype == tf.variant for dtype in self.dtypes)
         if differentiable and could_possibly_record():
             if of_tape:
                 # A tape tells gradient functions what nobody wants of them.
@@ -180,15 +181,34 @@ class Template:
             found[key] = brought
         return found
 
-    def _set_shape(self, output: tf.Tensor, shape: tf.TensorShape) -> None:
+    def _set_shape(self, output: tf.Tensor, shape: tf.TensorShape, inputs: Sequence[Any]) -> None:
         """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
         if output.shape.is_fully_defined():
             return
         sizes = list(shape)
         if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN and sizes.count(None) == 1:
-            sizes[sizes.index(None)] = _batch_size.get()
+            sizes[sizes.index(None)] = self._free_size(sizes, inputs) or _batch_size.get()
         if sizes != (None if output.shape.rank is None else list(output.shape)):
             output.set_shape(sizes)
+
+    def _free_size(self, sizes: Sequence[int | None], inputs: Sequence[Any]) -> int | None:
+        """Return what a free dimension is in what a loop or branch is given of that shape; None if that is not known.
+
+        It may be the batch times something else: the sequences of all nodes of a graph. A list has the elements that
+        the loop makes beside it.
+        """
+        shape = list(sizes[1:] if self.type == "TensorListStack" else sizes)
+        if None not in shape:
+            return None
+        given = [*inputs, *(each for tensor in inputs if tensor.dtype == tf.variant for each in tensor.op.outputs)]
+        known = [each.shape.as_list() for each in given if each.shape.is_fully_defined()]
+        place = shape.index(None)
+        found = {each[place] for each in known if len(each) == len(shape) and _is_like(each, shape)}
+        return found.pop() if len(found) == 1 else None
+
+
+def _is_like(known: Sequence[int], sizes: Sequence[int | None]) -> bool:
+    return all(size in (None, each) for each, size in zip(known, sizes, strict=True))
 
 
 def _note_shapes(definition: Any, graph: Any) -> None:

@@ -83,6 +83,11 @@ def _loop_list_bytes(tensor: Any) -> int:
     return trips * tensor_bytes(added)
 
 
+def has_gradients(dtype: tf.DType) -> bool:
+    """Whether gradients are taken for tensors of a type: floating and complex numbers, as a Fourier transform's."""
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
 RANDOM = frozenset(
     """RandomStandardNormal RandomUniform RandomUniformInt StatelessRandomNormal StatelessRandomNormalV2
     StatelessRandomUniform StatelessRandomUniformV2 StatelessTruncatedNormal StatelessTruncatedNormalV2

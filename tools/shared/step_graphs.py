@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
@@ -68,7 +69,9 @@ def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
     finally:
         running.disable_run_metadata()
         _noted.remove(traced)
-    written = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    optimizers = [each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer)]
+    of_optimizers = [variable for each in optimizers for variable in each.variables]
+    written = [*model.variables, *of_optimizers, *model.metrics_variables]
     paths = {id(variable.value.handle): variable.path for variable in written}
     captures = [(inside.op, id(outside)) for graph in traced for outside, inside in graph.captures]
     arguments = {
