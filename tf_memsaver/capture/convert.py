@@ -232,7 +232,8 @@ class _Builder:
                 value = self._value_of.get(id(viewed_input(operation, place)))
                 if value is not None:
                     self._value_of[id(tensor)] = value
-            return None
+            # One operation that all updates wait for, instead of as many waits for each of them as there are gradients.
+            return self._joint(operation, index) if phase is Phase.UPDATE else None
         if op_type in rules.METADATA_READERS:
             return None
         outputs = [t for t in operation.outputs if tensor_bytes(t) > TINY_BYTES]
@@ -249,6 +250,19 @@ class _Builder:
         if not outputs and not any(self.values[i].nbytes for i in inputs):
             return None
         return self._make(operation, phase, unit, index, inputs)
+
+    @staticmethod
+    def _joint(operation: Any, index: int) -> Op:
+        """Return an op that only waits, for all that makes the gradients."""
+        return Op(
+            index=index,
+            name=operation.name,
+            type=operation.type,
+            phase=Phase.BACKWARD,
+            unit=None,
+            inputs=(),
+            outputs=(),
+        )
 
     def _values_of(self, tensors: Iterable[Any]) -> list[int]:
         found: list[int] = []

@@ -219,7 +219,8 @@ class Simulator:
                 before += [maker[value] for value in op.inputs if value in maker]
                 key = max([place, *(keys[each] if each < place else each for each in before)])
             keys.append(key)
-        return [steps[place] for place in sorted(range(len(steps)), key=lambda each: (keys[each], each))]
+        last = [ops[step.op].phase is Phase.UPDATE for step in steps]
+        return [steps[place] for place in sorted(range(len(steps)), key=lambda each: (keys[each], last[each], each))]
 
     def _replay_seconds(self, schedule: Schedule) -> float:
         return sum(self.graph.ops[index].seconds for index in schedule.replayed)
