@@ -473,13 +473,15 @@ def test_a_person_is_told_what_keeps_its_activations(monkeypatch: pytest.MonkeyP
     said: list[str] = []
     for module in (api, asked):
         monkeypatch.setattr(module, "tell", said.append)
+    # It is a warning where the plan saves little.
+    monkeypatch.setattr(api.logging, "warning", lambda text, *_: said.append(text))
     tf_memsaver.optimize(penalized(), data=data(), strategy="recompute_all")
     kept = "keeps the activations of 'critic' (a gradient is taken of its gradient)"
     assert said[-1] == f"tf_memsaver: the train_step of model 'penalized' {kept}"
     said.clear()
     # A teacher that no gradient is taken through keeps none.
     tf_memsaver.optimize(distilled(), data=data(), strategy="recompute_all")
-    assert len(said) == 1 and "a step of this model alone" not in said[0]
+    assert not any("keeps the activations" in each or "a step of this model alone" in each for each in said)
     tf_memsaver.optimize(network("net"), batch_size=4, strategy="recompute_all")
     assert "model 'net' (a step of this model alone: it is not compiled): predicted peak" in said[-1]
 

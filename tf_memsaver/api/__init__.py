@@ -189,7 +189,8 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     if is_planned_as_a_step(traced.model):
         program = program_of(traced.model, plan.request.granularity, None, plan.request.time_chunks)
         if program.runs_step and program.stays_plain:
-            (logging.warning if plan.advice else tell)(f"tf_memsaver: {program.stays_plain}")
+            say = logging.warning if plan.advice else tell
+            say(f"tf_memsaver: {program.stays_plain}")
     return optimized
 
 

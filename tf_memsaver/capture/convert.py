@@ -172,7 +172,7 @@ class _Builder:
             if id(operation) in wanted:
                 made = self._convert(operation, phase, unit, len(ordered))
                 if made is not None:
-                    if passes and phase is Phase.BACKWARD:
+                    if passes and made.phase is Phase.BACKWARD:
                         made = dataclasses.replace(made, tape=passes[place])
                     listed[id(operation)] = len(ordered)
                     ordered.append(made)
