@@ -24,7 +24,7 @@ from tf_memsaver.compat.graphs import is_compiled_by_xla, run_steps_in_turn, tra
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.buffers import buffer_of
-from tf_memsaver.parity.control import held_in_order, last_held
+from tf_memsaver.parity.control import held_in_order, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.runtime.updates import hold_updates
@@ -118,8 +118,7 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     for operation, waits in held_in_order(alive, ordered.gates | ordered.ends):
         name, device = operation.name, operation.device
         if name in ordered.ends:
-            # A sum that is waited for would not be joined with the one that it is a term of.
-            ordered.over[device] = (last_held(operation, place) or operation).name
+            ordered.over[device] = waited_for(operation, place).name
             continue
         if name in ordered.gates:
             _wait(operation, ordered.before_a_pass(device))

@@ -13,10 +13,10 @@ import tensorflow as tf
 from tf_memsaver.compat.gradient_terms import gradients_in_terms
 from tf_memsaver.compat.graphs import is_compiled_by_xla
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
-from tf_memsaver.parity.control import is_kernel, last_held
+from tf_memsaver.parity.control import is_kernel, waited_for
 from tf_memsaver.parity.gates import Gates, after
 from tf_memsaver.parity.gradients import READY
-from tf_memsaver.parity.grappler import FUNCTION_SCOPE, SUMS
+from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
@@ -159,18 +159,13 @@ def _released(
     smallest = _smallest({place: found[place] for place in waiting}, inputs)
     released: list[tf.Tensor | None] = list(gradients)
     order = {id(each): number for number, each in enumerate(added)}
-    with tf.control_dependencies([_waited_for(found[place].op, order) for place in waiting]):
+    with tf.control_dependencies([waited_for(found[place].op, order) for place in waiting]):
         for place in waiting:
             is_early = place >= inputs and place != smallest and early[place - inputs]
             if not (is_early and is_kernel(found[place])):
                 with parity.named_as(found[place]):
                     released[place] = after(gate if place == smallest else None, found[place], READY)
     return released
-
-
-def _waited_for(operation: tf.Operation, order: Mapping[int, int]) -> tf.Operation:
-    """Return what waits for a gradient's operation: a sum that is waited for is not joined with one that it is in."""
-    return operation if operation.type not in SUMS else last_held(operation, order) or operation
 
 
 def _smallest(gradients: Mapping[int, tf.Tensor], inputs: int) -> int:
