@@ -18,7 +18,7 @@ ALWAYS = (
     "tests/test_readme.py::test_python_blocks_run[README]",
     "tests/tensorflow/test_compiled.py::test_a_model_that_fit_compiles_is_planned_by_the_compiler",
 )
-"""What is run always: people read the one first, and only the other plans by XLA as `fit` asks for it."""
+"""What always runs: people read the first before all else, and the second alone plans as `fit` does with XLA."""
 
 _LIMIT = flags.DEFINE_float("limit", 2.5, "seconds from which on a test is slow")
 

@@ -14,11 +14,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tf_memsaver.compat.graphs import traced_graphs_go_to
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 
 _PASSED = frozenset("DebugGradientIdentity EnsureShape Identity PreventGradient Reshape Snapshot StopGradient".split())
 """Operations that hand on the numbers of their first input."""
@@ -69,9 +69,8 @@ def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
     finally:
         running.disable_run_metadata()
         _noted.remove(traced)
-    optimizers = [each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer)]
-    of_optimizers = [variable for each in optimizers for variable in each.variables]
-    written = [*model.variables, *of_optimizers, *model.metrics_variables]
+    optimizers = KeptObjects(*trained_with(model)).optimizers
+    written = [*model.variables, *(v for each in optimizers for v in each.variables), *model.metrics_variables]
     paths = {id(variable.value.handle): variable.path for variable in written}
     captures = [(inside.op, id(outside)) for graph in traced for outside, inside in graph.captures]
     arguments = {
