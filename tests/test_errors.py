@@ -27,6 +27,11 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
         ["1.50 GiB", "Try a smaller model. Or raise the budget"],
     ),
     (
+        errors.InfeasibleBudgetError(2**30, 3 * 2**29, predicted_bytes=5 * 2**28),
+        {"predicted_bytes": 5 * 2**28},
+        ["A budget of 1.25 GiB", "up to 1.50 GiB"],
+    ),
+    (
         errors.InfeasibleOverheadError(0.1, 0.25),
         {"max_overhead": 0.1, "least_overhead": 0.25},
         ["10.0%", "25.0%", "max_overhead"],

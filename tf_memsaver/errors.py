@@ -38,25 +38,38 @@ class UnknownDimensionError(MemsaverError):
 class InfeasibleBudgetError(MemsaverError):
     """No plan that the planner found stays within the budget.
 
-    ``budget_bytes`` is the budget, and ``least_bytes`` the smallest budget for which a plan was found. Of these,
+    ``budget_bytes`` is the budget, and ``least_bytes`` the smallest budget that a plan was found to keep. Of these,
     ``fixed_bytes`` are the same under every plan (0 if not known), and ``fixed`` describes them. ``remedy`` says what
-    helps more than a larger budget or a smaller batch, if anything does.
+    helps more than a larger budget or a smaller batch, if anything does. For a budget from ``predicted_bytes`` on (0 if
+    not known), there is a plan too, but some steps may take up to ``least_bytes``.
     """
 
     def __init__(
-        self, budget_bytes: int, least_bytes: int, fixed_bytes: int = 0, fixed: str = "", remedy: str = ""
+        self,
+        budget_bytes: int,
+        least_bytes: int,
+        fixed_bytes: int = 0,
+        fixed: str = "",
+        remedy: str = "",
+        predicted_bytes: int = 0,
     ) -> None:
-        super().__init__(budget_bytes, least_bytes, fixed_bytes, fixed, remedy)
-        self.budget_bytes, self.least_bytes = budget_bytes, least_bytes
+        super().__init__(budget_bytes, least_bytes, fixed_bytes, fixed, remedy, predicted_bytes)
+        self.budget_bytes, self.least_bytes, self.predicted_bytes = budget_bytes, least_bytes, predicted_bytes
         self.fixed_bytes, self.fixed, self.remedy = fixed_bytes, fixed, remedy
 
     def __str__(self) -> str:
         fixed = f"No plan changes {format_bytes(self.fixed_bytes)} of that: {self.fixed}. " if self.fixed_bytes else ""
         remedy = f"{self.remedy} Or raise" if self.remedy else "Raise"
+        tried = ""
+        if 0 < self.predicted_bytes < self.least_bytes:
+            tried = (
+                f"A budget of {format_bytes(self.predicted_bytes)} ({self.predicted_bytes} bytes) or more gets a plan, "
+                f"too, but some steps may take up to {format_bytes(self.least_bytes)}. "
+            )
         return (
             f"no plan fits a budget of {format_bytes(self.budget_bytes)}; the smallest budget found that trains this "
-            f"model at this batch size is {format_bytes(self.least_bytes)} ({self.least_bytes} bytes). {fixed}"
-            f"{remedy} the budget or lower the batch size."
+            f"model at this batch size is {format_bytes(self.least_bytes)} ({self.least_bytes} bytes). {tried}"
+            f"{fixed}{remedy} the budget or lower the batch size."
         )
 
 

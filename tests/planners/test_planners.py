@@ -174,6 +174,10 @@ def test_the_least_budget_works_where_the_allocator_leaves_holes(strategy: str, 
         unlimited = able in ("min_peak", "nested")
         able_request = dataclasses.replace(request, strategy=able, budget_bytes=None if unlimited else least)
         assert solve(graph, able_request).peak_bytes <= least
+    predicted = caught.value.predicted_bytes
+    if predicted:
+        assert predicted <= least
+        assert solve(graph, dataclasses.replace(request, budget_bytes=predicted)).peak_bytes <= predicted
 
 
 @examples

@@ -252,3 +252,6 @@ def test_a_budget_is_kept_by_what_the_allocator_takes_at_most(strategy: str) -> 
     with pytest.raises(InfeasibleBudgetError) as caught:
         solve(graph, Request(strategy=strategy, budget_bytes=least.peak_bytes - 2**20))
     assert caught.value.least_bytes <= most
+    # From the predicted peak on, a budget gets a plan and that warning.
+    assert caught.value.predicted_bytes == least.peak_bytes
+    assert solve(graph, Request(strategy=strategy, budget_bytes=caught.value.predicted_bytes)).advice

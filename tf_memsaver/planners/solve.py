@@ -94,7 +94,9 @@ class Plans:
             choice, peak_bytes = _propose(planner, problem)
         except InfeasibleBudgetError as error:
             remedy = time_chunks_advice(self.graph, request, error.least_bytes)
-            raise InfeasibleBudgetError(error.budget_bytes, error.least_bytes, remedy=remedy) from None
+            raise InfeasibleBudgetError(
+                error.budget_bytes, error.least_bytes, remedy=remedy, predicted_bytes=error.predicted_bytes
+            ) from None
         plan = _plan(problem, choice, peak_bytes, begin, self.versions)
         plan = replace(plan, advice=advice(problem.simulator, plan))
         if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
@@ -218,7 +220,8 @@ def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice
         known = [each.segments for each in others()]
         if known and not any(problem.forced):
             known.append(problem.store_all)  # What races takes less where the allocator adds much to what is replayed.
-        raise InfeasibleBudgetError(budget, min(map(highest_peak, known), default=least))
+        most, predicted = (min(map(judge, known), default=least) for judge in (highest_peak, reported_peak))
+        raise InfeasibleBudgetError(budget, most, predicted_bytes=predicted)
 
 
 def _within(
