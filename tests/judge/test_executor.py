@@ -21,8 +21,8 @@ def stored(graph: Graph) -> tuple[Segment, ...]:
 
 
 def peak(graph: Graph, threads: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """MiB of the first play, on a device without a growing pool, where every buffer counts as it is."""
-    device = dataclasses.replace(CPU, threads=threads, pool_grows=False)
+    """MiB of the first play, on a device whose pool adds nothing, so every buffer counts as it is."""
+    device = dataclasses.replace(CPU, threads=threads, pool_grows=False, pool_share=0.0)
     monkeypatch.setattr(simulate, "device_named", lambda _: device)
     return Simulator(graph).played_peak(stored(graph), plays=1) / MIB
 

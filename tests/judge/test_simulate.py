@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import covers, graphs
-from tf_memsaver.cost.device import MOST_POOL_SPREAD, POOL_SPREAD, device_named
+from tf_memsaver.cost.device import MOST_POOL_SPREAD, POOL_SHARE, POOL_SPREAD, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator, Timeline
@@ -230,12 +230,12 @@ def test_store_segments_one_by_one_are_the_plain_step(graph: Graph):
 
 
 def added_by_the_allocator(sizes: list[int]) -> tuple[int, int]:
-    """Return what is reported on top of what is live, and that, for a chain whose first layer is replayed."""
+    """Return what is reported beyond the pool's share, and what is live, for a chain whose first layer is replayed."""
     graph = dataclasses.replace(chain(sizes, scale=2**20), device="CPU")
     plan = (segment(0, 1, RECOMPUTE), segment(1, len(sizes), STORE))
     simulator = Simulator(graph)
     ideal = simulator.ordered_peak(plan, IDEAL)
-    return simulator.reported_peak(plan) - ideal, ideal - graph.resident_bytes
+    return simulator.reported_peak(plan) - int((1 + POOL_SHARE) * ideal), ideal - graph.resident_bytes
 
 
 def test_what_the_allocator_adds_evens_out_over_many_buffers():
@@ -248,8 +248,8 @@ def test_what_the_allocator_adds_evens_out_over_many_buffers():
 def test_what_a_budget_is_compared_with_is_more_than_what_is_reported():
     graph = dataclasses.replace(chain([8, 12, 5, 9], scale=2**20), device="CPU")
     simulator, plan = Simulator(graph), (segment(0, 3, RECOMPUTE), segment(3, 4, STORE))
-    ideal = simulator.ordered_peak(plan, IDEAL)
-    reported, highest = simulator.reported_peak(plan) - ideal, simulator.highest_peak(plan) - ideal
+    shared = (1 + POOL_SHARE) * simulator.ordered_peak(plan, IDEAL)
+    reported, highest = simulator.reported_peak(plan) - shared, simulator.highest_peak(plan) - shared
     assert highest == pytest.approx(reported * MOST_POOL_SPREAD / POOL_SPREAD, rel=0.05)
 
 
@@ -257,6 +257,32 @@ def test_the_allocator_adds_nothing_to_buffers_that_are_not_from_its_pool():
     graph = dataclasses.replace(chain([8, 12, 5, 9], scale=2**10), device="CPU")
     simulator, plan = Simulator(graph), (segment(0, 3, RECOMPUTE), segment(3, 4, STORE))
     assert simulator.reported_peak(plan) == simulator.ordered_peak(plan, IDEAL)
+
+
+BESIDE = [200] * 3 + [3000, 40_000, 200, 2000, 30_000] * 2
+"""Sizes of layers in KiB, of which some are below what a CPU counts."""
+
+
+@pytest.mark.parametrize(
+    "segments", [(segment(0, len(BESIDE), STORE),), *[(segment(0, 4, RECOMPUTE), segment(4, 13, STORE))]]
+)
+def test_a_cpu_counts_no_small_buffers_unless_there_is_little_else(segments: tuple[Segment, ...]):
+    large = [size if size >= 256 else 0 for size in BESIDE]
+
+    def reported(sizes: list[int], device: str, scale: int = 2**10) -> int:
+        return Simulator(dataclasses.replace(chain(sizes, scale=scale), device=device)).reported_peak(segments)
+
+    assert reported(BESIDE, "CPU") == reported(large, "CPU") < reported(BESIDE, "CPU_BFC")
+    # The same step in miniature, all below 16 MiB, counts as it is.
+    assert reported(BESIDE, "CPU", scale=4) > reported(large, "CPU", scale=4)
+
+
+def test_what_is_not_counted_is_the_small_buffers_of_the_plain_step():
+    graph = dataclasses.replace(chain(BESIDE, scale=2**10), device="CPU")
+    small = dataclasses.replace(chain([size if size < 256 else 0 for size in BESIDE], scale=2**10), device="IDEAL")
+    simulator = Simulator(graph)
+    assert 0 < simulator.uncounted_bytes <= Simulator(small).reported_peak((segment(0, len(BESIDE), STORE),))
+    assert Simulator(dataclasses.replace(graph, device="GPU")).uncounted_bytes == 0
 
 
 def test_what_is_reported_of_a_plan_without_replays_is_the_plain_step_s():

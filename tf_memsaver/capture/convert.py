@@ -16,9 +16,10 @@ from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.optimised import EqualValues, JoinedSums
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
+from tf_memsaver.compat.counting import counts_all
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
-from tf_memsaver.cost.device import Device, device_named
+from tf_memsaver.cost.device import CPU, CPU_BFC, GPU, Device
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value, roots_of
 from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
@@ -67,7 +68,9 @@ def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:
 
 def current_device() -> Device:
     """Return the cost model of the device that training uses here: a GPU when TensorFlow sees one."""
-    return device_named("GPU" if tf.config.list_physical_devices("GPU") else "CPU")
+    if tf.config.list_physical_devices("GPU"):
+        return GPU
+    return CPU_BFC if counts_all() else CPU
 
 
 def build_graph(

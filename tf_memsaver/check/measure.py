@@ -13,6 +13,7 @@ from absl import logging
 from tf_memsaver.check.measurement import Measurement, measure_here
 from tf_memsaver.check.running import How
 from tf_memsaver.check.worker_job import measure_in_process
+from tf_memsaver.cost.device import LEAST_COUNTED_STEP
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import MeasureOptions
 from tf_memsaver.options.verbs import takes
@@ -71,16 +72,12 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     measured = (measure_in_process if options["isolate"] else measure_here)(
         model, told, given, how, options["steps"], options["beside_plain"]
     )
-    if measured.activation_bytes < LEAST_BYTES:
+    if measured.activation_bytes < LEAST_COUNTED_STEP:
         logging.warning(
             "model '%s': the measured %s of activations are not reliable, since most buffers are too small to be "
             "counted. Measure a larger batch or model, with more than %s of activations.",
             model.name,
             format_bytes(measured.activation_bytes),
-            format_bytes(LEAST_BYTES),
+            format_bytes(LEAST_COUNTED_STEP),
         )
     return measured
-
-
-LEAST_BYTES = 16 << 20
-"""Below this, measured activations are not reliable: the CPU's pool counts only buffers of 256 KiB or more."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from tf_memsaver.cost.device import CPU, IDEAL
+from tf_memsaver.cost.device import CPU, CPU_BFC, IDEAL
 from tf_memsaver.cost.rules import ELEMENTWISE, FILTER_GRADIENTS, MULTI_VIEWS, REDUCTIONS, VIEWS
 from tf_memsaver.cost.workspace import RULES
 from tf_memsaver.ir.graph import Graph, Op, Phase
@@ -140,7 +140,9 @@ def _scratch_bytes(graph: Graph, op: Op) -> int:
 
 def _expanded_bytes(graph: Graph, op: Op) -> int:
     """Return the scratch memory of an operation that XLA expands into others, in front of those that read it."""
-    if graph.device != CPU.kind or op.type not in ("MaxPoolGrad", "DepthwiseConv2dNativeBackpropFilter"):
+    if graph.device not in (CPU.kind, CPU_BFC.kind):
+        return 0
+    if op.type not in ("MaxPoolGrad", "DepthwiseConv2dNativeBackpropFilter"):
         return 0
     nbytes = [graph.values[graph.roots[value]].nbytes for value in op.inputs]
     if op.type == "MaxPoolGrad":

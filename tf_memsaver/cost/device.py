@@ -6,23 +6,32 @@ kind of device serve; they are constants, with where they come from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-POOL_SPREAD = 0.8
-"""What TensorFlow's allocator adds to the buffers of a step that runs in order, in units of their root sum of squares.
+POOL_SHARE = 0.06
+"""What TensorFlow's allocator adds to a step's buffers, as a share of their bytes: holes that earlier steps left."""
+
+POOL_SPREAD = 1.0
+"""What it adds beyond that, as a rule, to those of a step that runs in order, in units of their root sum of squares.
 
 ``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, 2.21) hands out a free chunk whole unless the rest is
 at least as large as the request, or 128 MiB: so a buffer takes up to twice its bytes, by chance. Chances of many small
 buffers even out, those of a few large ones do not: what they add up to grows as the root of the sum of the squares of
-the sizes. The factor is from the largest of twenty steps of ``fit`` on a CPU (docs/figures.md). A GPU has the same
-allocator.
+the sizes. Share and factor are from the largest of twenty steps of ``fit`` on a CPU (docs/figures.md). A GPU has the
+same allocator.
 """
 
-MOST_POOL_SPREAD = 2.2
-"""The same where a budget is at stake: more than the largest of twenty steps needed in any plan that was seen."""
+MOST_POOL_SPREAD = 2.1
+"""The same where a budget is at stake: more than the largest of twenty steps needed in nearly all plans seen."""
+
+LEAST_COUNTED_STEP = 16 << 20
+"""Below this, what a CPU's allocator says of a step means nothing, since it does not count buffers below 256 KiB.
+
+Then predictions include these, too.
+"""
 
 MOST_OF_RACING = 1.15
 """The most that a step without an order takes, as a share of what is played of it: threads race in it.
@@ -38,14 +47,16 @@ class Device:
     ``threads`` run ops at once (0: in the order of the schedule, on an allocator without holes); ops of up to
     ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``judge.executor``). ``granularity``
     is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see
-    ``judge.allocator``), which grows by regions if ``pool_grows``. ``pool_spread`` says what that pool adds to a step's
-    buffers as a rule, in units of the root of the sum of their squares, and ``most_pool_spread`` what it adds at most.
+    ``judge.allocator``), which grows by regions if ``pool_grows``, and ``get_memory_info`` counts no others. The pool
+    adds ``pool_share`` of their bytes to a step's buffers, and ``pool_spread`` times the root of the sum of their
+    squares as a rule, ``most_pool_spread`` times at most.
     """
 
     kind: str
     granularity: int
     pooled_from: int
     pool_grows: bool
+    pool_share: float
     pool_spread: float
     most_pool_spread: float
     threads: int
@@ -59,9 +70,9 @@ class Device:
         """Return ``nbytes`` as the device's allocator counts them."""
         return -(-nbytes // self.granularity) * self.granularity
 
-    def pooled_squares(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the squares of buffers' bytes, and 0 for those that do not come from the pool."""
-        return np.where(nbytes >= self.pooled_from, nbytes.astype(np.float64) ** 2, 0.0)
+    def pooled(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return buffers' bytes, and 0 for those that do not come from the pool."""
+        return np.where(nbytes >= self.pooled_from, nbytes, 0)
 
     def seconds(self, matrix_flops: int, bytes_moved: int, *, reduces: bool = False) -> float:
         """Return the predicted seconds of one run of an op: what is slower of arithmetic and memory, and the launch.
@@ -79,6 +90,7 @@ CPU = Device(
     granularity=64,
     pooled_from=256 << 10,
     pool_grows=True,
+    pool_share=POOL_SHARE,
     pool_spread=POOL_SPREAD,
     most_pool_spread=MOST_POOL_SPREAD,
     threads=2,
@@ -95,11 +107,15 @@ of training steps of ResNet50, MobileNetV2 and ConvNeXtTiny show them there.
 (``kOpIsExpensiveThresholdCycles``).
 """
 
+CPU_BFC = replace(CPU, kind="CPU_BFC", pooled_from=1)
+"""The same with the allocator that GPUs have, which counts all buffers (``compat/counting.py``)."""
+
 GPU = Device(
     kind="GPU",
     granularity=256,
     pooled_from=1,
     pool_grows=False,
+    pool_share=POOL_SHARE,
     pool_spread=POOL_SPREAD,
     most_pool_spread=MOST_POOL_SPREAD,
     threads=1,
@@ -118,6 +134,7 @@ IDEAL = Device(
     granularity=1,
     pooled_from=1,
     pool_grows=False,
+    pool_share=0.0,
     pool_spread=0.0,
     most_pool_spread=0.0,
     threads=0,
@@ -131,5 +148,5 @@ IDEAL = Device(
 
 
 def device_named(kind: str) -> Device:
-    """Return the device model for ``"CPU"``, ``"GPU"`` or ``"IDEAL"``."""
-    return {device.kind: device for device in (CPU, GPU, IDEAL)}[kind]
+    """Return the device model for ``"CPU"``, ``"CPU_BFC"``, ``"GPU"`` or ``"IDEAL"``."""
+    return {device.kind: device for device in (CPU, CPU_BFC, GPU, IDEAL)}[kind]

@@ -119,7 +119,12 @@ def _kinds(estimate: Estimate) -> Table:
         ("input batch and targets", estimate.input_bytes),
     ):
         table.add_row(what, format_bytes(count), bar(count, peak, NOW), share_of(count, peak))
+    if estimate.uncounted_bytes:
+        table.add_row("not in the peak, at most", format_bytes(estimate.uncounted_bytes), "", _NOT_COUNTED)
     return table
+
+
+_NOT_COUNTED = "below 256 KiB: not counted on a CPU"
 
 
 def _largest_blocks(estimate: Estimate) -> Table:

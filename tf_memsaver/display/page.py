@@ -112,7 +112,8 @@ def _timeline(report: Report) -> str:
             "timeline",
             timeline_figure,
             report,
-            f"Bytes of tensors, at most {tensors}. The peaks above also include the memory that the allocator adds. "
+            f"Bytes of tensors, at most {tensors}. The peaks above also include the memory that the allocator adds"
+            f"{', and on a CPU no tensors below 256 KiB, which it does not count' if report.device == 'CPU' else ''}. "
             "Drag to zoom, double-click to go back.",
         ),
     )

@@ -96,26 +96,29 @@ class BestFitAllocator:
 class AllocatorLedger:
     """Books buffers with an allocator and keeps the peak: what ``get_memory_info`` would report for a step.
 
-    Buffers below the device's ``pooled_from`` bytes come from elsewhere and count as they are.
+    Buffers below the device's ``pooled_from`` bytes come from elsewhere. They count as they are, or not at all.
     """
 
-    def __init__(self, device: Device, nbytes: Sequence[int], resident: Sequence[int]) -> None:
+    def __init__(self, device: Device, nbytes: Sequence[int], resident: Sequence[int], *, counts_small: bool) -> None:
         """Start with buffers of ``resident`` bytes in place; ``nbytes`` gives the size of every buffer to come."""
         self._allocator = BestFitAllocator(growing=device.pool_grows)
-        self._pooled_from, self._nbytes = device.pooled_from, nbytes
+        self._pooled_from, self._share, self._nbytes = device.pooled_from, device.pool_share, nbytes
         self._address: dict[int, int | None] = {}
-        self._small = 0
-        for size in resident:
+        self._small, self._counts_small = 0, counts_small
+        counted = [size for size in resident if counts_small or size >= self._pooled_from]
+        for size in counted:
             if size >= self._pooled_from:
                 self._allocator.allocate(size)
             else:
                 self._small += size
-        # Fragmentation among the resident buffers is none of the step's.
-        self._offset = sum(resident) - self._now()
-        self.peak_bytes = sum(resident)
+        # What does not fit among the resident buffers here is none of the step's.
+        self._offset = sum(counted) - self._allocator.used_bytes - self._small * counts_small
+        self.peak_bytes = self._now()
 
-    def _now(self) -> int:
-        return self._allocator.used_bytes + self._small
+    def _now(self, scratch: int = 0) -> int:
+        """Return what would be reported: the chunks handed out, the pool's share of them, and what else counts."""
+        used = self._allocator.used_bytes
+        return round(used * (1 + self._share)) + (self._small + scratch) * self._counts_small + self._offset
 
     def allocate(self, buffer: int) -> None:
         """A buffer is made."""
@@ -136,7 +139,7 @@ class AllocatorLedger:
         if not nbytes:
             return None
         if nbytes < self._pooled_from:
-            self.peak_bytes = max(self.peak_bytes, self._now() + self._offset + nbytes)
+            self.peak_bytes = max(self.peak_bytes, self._now(scratch=nbytes))
             return None
         scratch = self._allocator.allocate(nbytes)
         self._note_peak()
@@ -148,7 +151,7 @@ class AllocatorLedger:
             self._allocator.free(scratch)
 
     def _note_peak(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, self._now() + self._offset)
+        self.peak_bytes = max(self.peak_bytes, self._now())
 
     def free(self, buffer: int) -> None:
         """A buffer dies."""

@@ -47,7 +47,8 @@ class Estimate(Summarized):
     ``activation_bytes`` are all values that the forward pass leaves for the backward pass, including those outside
     layers (the loss). ``parameter_bytes`` are the weights and other state, ``gradient_bytes`` the gradients of the
     trained weights, ``optimizer_bytes`` the optimizer's slots, and ``input_bytes`` the batch. ``optimizer_slots`` is
-    the optimizer's memory as a multiple of the trained weights' (2.0 for Adam). ``step_seconds`` is the predicted time.
+    the optimizer's memory as a multiple of the trained weights' (2.0 for Adam). Up to ``uncounted_bytes`` of all these
+    are not in the peak: a CPU's allocator does not count tensors below 256 KiB. ``step_seconds`` is the predicted time.
 
     ``units`` has one entry for each layer; ``pandas.DataFrame(estimate.units)`` is a table of them.
     """
@@ -64,6 +65,7 @@ class Estimate(Summarized):
     peak_at: str
     step_seconds: float
     compiled_peak_bytes: int | None = None
+    uncounted_bytes: int = 0
 
     @classmethod
     def from_graph(cls, graph: Graph) -> Estimate:
@@ -85,6 +87,7 @@ class Estimate(Summarized):
             peak_bytes=simulator.reported_peak(plain),
             peak_at="" if highest is None else _place(graph, graph.ops[highest.op]),
             step_seconds=graph.step_seconds,
+            uncounted_bytes=simulator.uncounted_bytes,
         )
 
     @property
@@ -123,6 +126,7 @@ class Estimate(Summarized):
             ("gradients", f"{format_bytes(self.gradient_bytes)} of the weights"),
             ("optimizer", f"{format_bytes(self.optimizer_bytes)} ({self.optimizer_slots:.1f} × trained weights)"),
             ("batch", format_bytes(self.input_bytes)),
+            *_uncounted_rows(self.uncounted_bytes),
             ("rule of thumb", format_bytes(self.rule_of_thumb_bytes)),
             ("layers", f"{len(self.units)}; pandas.DataFrame(estimate.units) lists them"),
             ("most kept by", ", ".join(f"{unit.label} ({format_bytes(unit.kept_bytes)})" for unit in largest)),
@@ -145,6 +149,12 @@ def _compiled_rows(compiled_peak_bytes: int | None) -> Rows:
     if compiled_peak_bytes is None:
         return ()
     return (("peak by XLA", f"{format_bytes(compiled_peak_bytes)}, {_AS_COMPILED}; the rest is without XLA"),)
+
+
+def _uncounted_rows(uncounted_bytes: int) -> Rows:
+    if not uncounted_bytes:
+        return ()
+    return (("not counted", f"{format_bytes(uncounted_bytes)} at most in tensors below 256 KiB, on a CPU"),)
 
 
 def kept_bytes_of_units(graph: Graph) -> tuple[int, ...]:

@@ -15,14 +15,17 @@ depend on the plan is prepared once.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tf_memsaver.cost.device import MOST_OF_RACING, Device, device_named
+from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, device_named
 from tf_memsaver.ir.graph import Graph, Phase
-from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger
 from tf_memsaver.judge.prepared import Prepared
@@ -72,6 +75,9 @@ class Measured:
     other_peak: int
     replay_seconds: float
 
+
+Amounts = Callable[[Ints], npt.NDArray[Any]]
+"""What of buffers is added up, from their bytes."""
 
 PLAYS = 5
 """How often the plain step is played for its reported peak."""
@@ -140,15 +146,52 @@ class Simulator:
         Resident buffers count for what it adds, too: an update gives a variable a new one.
         """
         schedule = self._scheduler.schedule(segments, taped=True)
-        lives, squared = self._lives(schedule), device.pooled_squares
-        live = self._live(schedule, lives)
-        resident = squared(np.array(self.prepared.resident_sizes, dtype=np.int64)).sum()
-        roots = np.sqrt(resident + lives.sums(squared(schedule.sizes)) + squared(schedule.rows.workspace))
+        sums = self._sums(schedule)
+        roots = np.sqrt(sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2))
+        live = sums(lambda nbytes: self._counted(nbytes, device) + device.pool_share * device.pooled(nbytes))
 
         def most(spread: float) -> int:
-            return int((live + np.rint(spread * roots)).max(initial=self.graph.resident_bytes))
+            return int(np.rint(live + spread * roots).max(initial=self._counted(self._resident_sizes, device).sum()))
 
         return most(device.pool_spread), most(device.most_pool_spread)
+
+    @cached_property
+    def counts_small(self) -> bool:
+        """Whether buffers that do not come from the allocator's pool count: where the step has little else."""
+        return self.measure(stored(len(self.graph.units))).peak_bytes < LEAST_COUNTED_STEP
+
+    @cached_property
+    def counted_resident_bytes(self) -> int:
+        """The resident bytes that count."""
+        return int(self._counted(self._resident_sizes, device_named(self.graph.device)).sum())
+
+    @cached_property
+    def uncounted_bytes(self) -> int:
+        """The most bytes of the plain step that are live at a time and do not count."""
+        sums, device = (
+            self._sums(self._scheduler.schedule(stored(len(self.graph.units)))),
+            device_named(self.graph.device),
+        )
+        return int(sums(lambda nbytes: nbytes - self._counted(nbytes, device)).max(initial=0))
+
+    def _counted(self, nbytes: Ints, device: Device) -> Ints:
+        """Return buffers' bytes as ``get_memory_info`` counts them: 0 for those that do not come from the pool."""
+        return nbytes if self.counts_small else device.pooled(nbytes)
+
+    @cached_property
+    def _resident_sizes(self) -> Ints:
+        return np.array(self.prepared.resident_sizes, dtype=np.int64)
+
+    def _sums(self, schedule: Schedule) -> Callable[[Amounts], npt.NDArray[Any]]:
+        """Return what adds up amounts of the live buffers, workspace included, in each step of a schedule."""
+        lives = self._lives(schedule)
+
+        def sums(amounts: Amounts) -> npt.NDArray[Any]:
+            total: npt.NDArray[Any] = lives.sums(amounts(schedule.sizes)) + amounts(schedule.rows.workspace)
+            total += amounts(self._resident_sizes).sum()
+            return total
+
+        return sums
 
     def _lives(self, schedule: Schedule) -> Lives:
         return Lives(schedule.rows, schedule.sizes, self.prepared.outlive)
@@ -202,7 +245,9 @@ class Simulator:
         for play in range(plays):
             generator, spread = random.Random(play), _SPREAD if play else 0.0
             times = [each * generator.lognormvariate(0.0, spread) for each in seconds]
-            ledger = AllocatorLedger(device, self.prepared.nbytes, self.prepared.resident_sizes)
+            ledger = AllocatorLedger(
+                device, self.prepared.nbytes, self.prepared.resident_sizes, counts_small=self.counts_small
+            )
             executor.run(steps, self.prepared.nbytes, dependencies, times, expensive, outlive, ledger, device.threads)
             total += ledger.peak_bytes
         return total // plays

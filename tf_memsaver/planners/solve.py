@@ -229,13 +229,16 @@ def _within(
 ) -> tuple[Choice | None, int]:
     """Return the quickest answer found whose peak is within the budget by a judge, and the least peak seen.
 
-    Planners count the bytes of tensors. What the allocator takes is more, by an amount that only the finished plan
-    tells: so the planner is asked again for less, or for more than what came out too small. ``may_be`` says whether
-    there may be such an answer, where the first ones are none.
+    Planners count the bytes of tensors. What the allocator is said to take is more (or less, where a CPU's does not
+    count small tensors), by an amount that only the finished plan tells: so the planner is asked again for less, or for
+    more than what came out too small. ``may_be`` says whether there may be such an answer, where the first ones are
+    none.
     """
     best: tuple[float, Choice] | None = None
-    resident, least, near = problem.graph.resident_bytes, 0, int(budget * BUDGET_PRECISION)
-    low, limit, high = resident, budget, budget
+    resident, counted = problem.graph.resident_bytes, problem.simulator.counted_resident_bytes
+    least, near = 0, int(budget * BUDGET_PRECISION)
+    most = budget + problem.simulator.uncounted_bytes
+    low, limit, high = resident, most, most
     for number in range(2 * rounds):
         if number == ASKED_BEFORE_GIVING_UP and best is None and not may_be():
             break
@@ -256,7 +259,7 @@ def _within(
             if 0 <= budget - peak <= near:
                 break
             # What the allocator adds is much the same share of one plan and the next.
-            limit = resident + (measured.peak_bytes - resident) * (budget - resident) // max(peak - resident, 1)
+            limit = resident + (measured.peak_bytes - resident) * (budget - counted) // max(peak - counted, 1)
         if high - low <= near:
             break
         if not low + near < limit < high:
