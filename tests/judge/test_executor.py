@@ -68,3 +68,26 @@ def test_more_plays_vary_the_times_and_repeat_exactly() -> None:
     first, many = (simulator.played_peak(stored(simulator.graph), plays) for plays in (1, 7))
     assert many == Simulator(branches()).played_peak(stored(simulator.graph), 7)
     assert first > 0 and many > 0
+
+
+@pytest.mark.parametrize(("reader", "copied"), [("backward", True), ("update", False)])
+def test_a_variable_that_others_have_yet_to_read_is_copied_where_it_changes(
+    reader: str, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A decay of weights waits for no gradient: it runs while the backward pass has yet to read the weight.
+    graph = parse(
+        f"""
+        graph "decay" batch=1 device=CPU
+        unit 0 "a" kind="K" signature="s"
+        value 0 "weight" parameter {8 * MIB}
+        value 1 "x" activation {MIB}
+        value 2 "decay" gradient 4
+        value 3 "gradient" gradient {MIB}
+        op 0 "x" X forward unit=0 reads=0 writes=1 seconds=0.001
+        op 1 "decay" D update reads=1 writes=2 seconds=0.001
+        op 2 "assign" AssignSubVariableOp update reads=0,2 seconds=0.001
+        op 3 "gradient" G {reader} reads=0,1 writes=3 seconds=0.01
+        outputs 3
+        """
+    )
+    assert peak(graph, 1, monkeypatch) == pytest.approx(8 + 2 + 8 * copied, abs=0.1)

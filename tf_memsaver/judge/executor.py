@@ -26,8 +26,6 @@ class Dependencies:
         """Read them off, by data and by the ops' ``after``; the steps replay nothing."""
         waits = _waits_by_data(steps)
         _add_waits_by_order(waits, steps, graph)
-        self.reads = Counter(buffer for step in steps for buffer in step.touches)
-        """How many steps touch each buffer."""
         self.waits = [len(before) for before in waits]
         """How many steps each step waits for."""
         self.waiting: list[list[int]] = [[] for _ in steps]
@@ -64,7 +62,9 @@ class _Threads:
         threads: int,
     ) -> None:
         self._steps, self._nbytes, self._seconds = steps, nbytes, seconds
-        self._waits, self._reads = list(dependencies.waits), dict(dependencies.reads)
+        self._waits = list(dependencies.waits)
+        self._reads = Counter(buffer for step in steps for buffer in step.touches)
+        """How many steps have yet to touch each buffer."""
         self._waiting = dependencies.waiting
         self._outlive, self._ledger = outlive, ledger
         self._alive: set[int] = set()
@@ -114,6 +114,10 @@ class _Threads:
                 alive.discard(old)
                 self._ledger.take_over(buffer, old)
             alive.add(buffer)
+        for buffer in step.copies:
+            if self._reads[buffer] > 1:
+                self._ledger.allocate(buffer)
+                alive.add(buffer)
         self._running[thread] = place, self._ledger.take_scratch(step.workspace)
         self._count += 1
         heapq.heappush(self._ends, (now + self._seconds[place], self._count, thread))

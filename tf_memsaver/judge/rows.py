@@ -16,7 +16,8 @@ class ScheduledOp(NamedTuple):
     """A scheduled op over buffers. ``op`` is its index, or -1 for an order gate (a copy of one buffer).
 
     ``touches`` are the buffers read or written that are not resident, ``allocates`` those that are new, ``overwrites``
-    those that the first new one of the same size may take over.
+    those that the first new one of the same size may take over. ``copies`` are new only if others have yet to touch
+    them.
     """
 
     op: int
@@ -25,6 +26,7 @@ class ScheduledOp(NamedTuple):
     allocates: tuple[int, ...]
     overwrites: tuple[int, ...]
     workspace: int
+    copies: tuple[int, ...] = ()
 
 
 class Lists(NamedTuple):

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, device_named
-from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger
@@ -75,6 +75,9 @@ class Measured:
     other_peak: int
     replay_seconds: float
 
+
+_CHANGES = ("AssignAddVariableOp", "AssignSubVariableOp")
+"""Operations that change a variable in place, where nobody else reads it."""
 
 Amounts = Callable[[Ints], npt.NDArray[Any]]
 """What of buffers is added up, from their bytes."""
@@ -239,16 +242,15 @@ class Simulator:
         device = device_named(self.graph.device)
         steps = self._with_late_updates(self._scheduler.schedule(segments).steps)
         dependencies = executor.Dependencies(steps, self.graph)
+        steps, nbytes = self._with_copies_of_variables(steps)
         seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
         outlive, total = frozenset(self.prepared.outlive), 0
         for play in range(plays):
             generator, spread = random.Random(play), _SPREAD if play else 0.0
             times = [each * generator.lognormvariate(0.0, spread) for each in seconds]
-            ledger = AllocatorLedger(
-                device, self.prepared.nbytes, self.prepared.resident_sizes, counts_small=self.counts_small
-            )
-            executor.run(steps, self.prepared.nbytes, dependencies, times, expensive, outlive, ledger, device.threads)
+            ledger = AllocatorLedger(device, nbytes, self.prepared.resident_sizes, counts_small=self.counts_small)
+            executor.run(steps, nbytes, dependencies, times, expensive, outlive, ledger, device.threads)
             total += ledger.peak_bytes
         return total // plays
 
@@ -266,6 +268,31 @@ class Simulator:
             keys.append(key)
         last = [ops[step.op].phase is Phase.UPDATE for step in steps]
         return [steps[place] for place in sorted(range(len(steps)), key=lambda each: (keys[each], last[each], each))]
+
+    def _with_copies_of_variables(self, steps: Sequence[ScheduledOp]) -> tuple[list[ScheduledOp], list[int]]:
+        """Return steps in which variables are copied that are changed while others read them, and all buffers' bytes.
+
+        An assignment gives a variable a buffer of its own then (``PrepareToUpdateVariable`` in TensorFlow 2.21's
+        ``training_op_helpers.h``): a decay of weights, which waits for no gradient, has two of each weight alive.
+        Where a step runs in order, it waits.
+        """
+        nbytes, ops, values, roots = list(self.prepared.nbytes), self.graph.ops, self.graph.values, self.prepared.roots
+        readers: dict[int, list[int]] = {}
+        for place, step in enumerate(steps):
+            if ops[step.op].phase is not Phase.UPDATE:
+                for root in {roots[value] for value in ops[step.op].inputs}:
+                    if values[root].kind is MemoryKind.PARAMETER:
+                        readers.setdefault(root, []).append(place)
+        changed = list(steps)
+        for place, step in enumerate(steps):
+            op = ops[step.op]
+            if op.phase is Phase.UPDATE and op.type in _CHANGES and roots[op.inputs[0]] in readers:
+                root, copy = roots[op.inputs[0]], len(nbytes)
+                nbytes.append(values[root].nbytes)
+                changed[place] = step._replace(touches=(*step.touches, copy), copies=(copy,))
+                for reader in readers[root]:
+                    changed[reader] = changed[reader]._replace(touches=(*changed[reader].touches, copy))
+        return changed, nbytes
 
     def _replay_seconds(self, schedule: Schedule) -> float:
         return sum(self.graph.ops[index].seconds for index in schedule.replayed)
