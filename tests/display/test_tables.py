@@ -128,6 +128,23 @@ def test_estimate_totals() -> None:
     assert estimate.step_seconds == 8.0
 
 
+def test_an_estimate_says_what_a_cpu_does_not_count() -> None:
+    graph = two_layer_step()
+    # A thousand times as large: the weight, its slot, gradient and the loss have less than 256 KiB.
+    large = dataclasses.replace(
+        graph,
+        device="CPU",
+        values=tuple(
+            dataclasses.replace(v, nbytes=v.nbytes * (1000 if v.nbytes > 4 * KIB else 40)) for v in graph.values
+        ),
+    )
+    estimate = Estimate.from_graph(large)
+    assert estimate.uncounted_bytes == (2 * 4 + 1 + 4) * 40 * KIB
+    assert "not counted" in repr(estimate) and "below 256 KiB" in repr(estimate)
+    assert "not counted on a CPU" in shown(*overview.estimate_view(estimate, a_plan()))
+    assert Estimate.from_graph(dataclasses.replace(large, device="CPU_BFC")).uncounted_bytes == 0
+
+
 def test_estimate_is_json() -> None:
     document = json.loads(json.dumps(Estimate.from_graph(two_layer_step()).to_json()))
     assert [unit["label"] for unit in document["units"]] == ["dense", "relu"]

@@ -51,3 +51,9 @@ def test_what_they_are_told_works() -> None:
         first='import os; os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"\n',
     )
     assert "peak_bytes" in printed
+
+
+@pytest.mark.parametrize("first", ["", 'import os; os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"\n'])
+def test_predictions_are_for_what_counts_there(first: str) -> None:
+    # Without oneDNN, only the allocator counts that GPUs have.
+    assert "CPU_BFC" in _run("print(tf_memsaver.capture_graph(model, batch_size=8).device)", first)

@@ -119,6 +119,21 @@ class Adversaries(Trained):
         return {"d": d_loss, "g": g_loss}
 
 
+class Attacked(Trained):
+    """A network on inputs that the gradient of a tape before it has changed (FGSM)."""
+
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(self.network(x, training=False) ** 2)
+        changed = x + 0.1 * tf.sign(tape.gradient(loss, x))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.network(tf.concat([x, changed], 0), training=True) - 1.0) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
 class UnfrozenLate(Trained):
     """A critic that is frozen while its tape records, and trained all the same (GauGAN)."""
 
@@ -350,6 +365,10 @@ def adversaries() -> Any:
     return compiled(Adversaries(generator=network("generator"), critic=network("critic")))
 
 
+def attacked() -> Any:
+    return compiled(Attacked(network=network("network")))
+
+
 def unfrozen_late() -> Any:
     model = compiled(UnfrozenLate(generator=network("generator"), critic=network("critic")))
     model.critic.trainable = False
@@ -386,6 +405,7 @@ def captions() -> Any:
         distilled,
         in_lists,
         adversaries,
+        attacked,
         two_tapes_at_once,
         penalized,
         persistent,
@@ -607,6 +627,8 @@ def test_each_tape_is_a_pass_of_its_own() -> None:
 
     critics, both = {"critic", "critic#2"}, {"critic#3", "generator#2"}
     assert passes(adversaries) == [(True, critics), (False, critics), (True, both), (False, both)]
+    one, other = {"network"}, {"network#2"}
+    assert passes(attacked) == [(True, one), (False, one), (True, other), (False, other)]
     assert len(passes(two_tapes_at_once)) == len(passes(persistent)) == len(passes(pair)) == 2
 
 

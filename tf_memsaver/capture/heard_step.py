@@ -164,16 +164,23 @@ class _Assignment:
         self._pass_gradients()
 
     def _phases(self) -> list[Phase]:
-        """Backward is what tapes add, an update what is made of that; a gradient that a tape records is forward."""
+        """Backward is what tapes add, an update what is made of that; a gradient that a tape records is forward.
+
+        So is what a network computes from the gradients of a tape before it (of images that are changed against it),
+        and all else that a later tape takes a gradient of.
+        """
         phases = [Phase.FORWARD] * len(self._operations)
         for taken in self._notes.taken:
             if not taken.nested:
                 phases[taken.start : taken.stop] = [Phase.BACKWARD] * (taken.stop - taken.start)
+        forward = {id(each.operation) for each in self._notes.operations}
+        for start, stop, _ in self._ranges:
+            forward.update(map(id, self._operations[start:stop]))
         after_tapes: set[int] = set()
         for place, operation in enumerate(self._operations):
             if phases[place] is Phase.BACKWARD:
                 after_tapes.add(id(operation))
-            elif any(id(tensor.op) in after_tapes for tensor in operation.inputs):
+            elif id(operation) not in forward and any(id(tensor.op) in after_tapes for tensor in operation.inputs):
                 after_tapes.add(id(operation))
                 phases[place] = Phase.UPDATE
         return phases
