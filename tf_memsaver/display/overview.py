@@ -120,11 +120,11 @@ def _kinds(estimate: Estimate) -> Table:
     ):
         table.add_row(what, format_bytes(count), bar(count, peak, NOW), share_of(count, peak))
     if estimate.uncounted_bytes:
-        table.add_row("not in the peak, at most", format_bytes(estimate.uncounted_bytes), "", _NOT_COUNTED)
+        table.add_row(_NOT_COUNTED, format_bytes(estimate.uncounted_bytes))
     return table
 
 
-_NOT_COUNTED = "below 256 KiB: not counted on a CPU"
+_NOT_COUNTED = "not counted on a CPU: below 256 KiB"
 
 
 def _largest_blocks(estimate: Estimate) -> Table:

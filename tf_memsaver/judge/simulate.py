@@ -171,11 +171,8 @@ class Simulator:
     @cached_property
     def uncounted_bytes(self) -> int:
         """The most bytes of the plain step that are live at a time and do not count."""
-        sums, device = (
-            self._sums(self._scheduler.schedule(stored(len(self.graph.units)))),
-            device_named(self.graph.device),
-        )
-        return int(sums(lambda nbytes: nbytes - self._counted(nbytes, device)).max(initial=0))
+        device, plain = device_named(self.graph.device), self._scheduler.schedule(stored(len(self.graph.units)))
+        return int(self._sums(plain)(lambda nbytes: nbytes - self._counted(nbytes, device)).max(initial=0))
 
     def _counted(self, nbytes: Ints, device: Device) -> Ints:
         """Return buffers' bytes as ``get_memory_info`` counts them: 0 for those that do not come from the pool."""
