@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -559,6 +560,39 @@ def test_keras_files_keep_the_plan(tmp_path: Path, name: str) -> None:
     assert [left["loss", n] for n in range(2)] == [right["loss", n] for n in range(2)]
     strip(loaded).save(tmp_path / "plain.keras")
     assert not is_optimized(keras.models.load_model(tmp_path / "plain.keras"))
+
+
+@pytest.fixture
+def in_mixed_precision() -> Iterator[Any]:
+    """A model with layers whose ``get_config`` has no policy (Keras 3.15: SpatialDropout)."""
+    keras.config.set_dtype_policy("mixed_float16")
+    x = given = keras.Input((8, 8, 3))
+    for number in range(4):
+        x = layers.Conv2D(4, 3, padding="same", activation="relu", name=f"conv{number}")(x)
+        x = layers.SpatialDropout2D(0.1, name=f"dropout{number}", seed=number)(x)
+    yield keras.Model(given, layers.Dense(1, dtype="float32")(layers.GlobalAveragePooling2D()(x)))
+    keras.config.set_dtype_policy("float32")
+
+
+def test_keras_files_keep_the_precision_of_all_layers(tmp_path: Path, in_mixed_precision: Any) -> None:
+    model = in_mixed_precision
+    model.compile("sgd", "mse")
+    optimized = optimized_between_cuts(model, length=2)
+    optimized.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.memsaver_plan == optimized.memsaver_plan
+    assert [layer.compute_dtype for layer in loaded.layers] == [layer.compute_dtype for layer in model.layers]
+
+
+def test_a_file_of_which_keras_makes_other_layers_is_loaded_as_a_plain_model(
+    tmp_path: Path, in_mixed_precision: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tf_memsaver.compat.keras_copies.keep_precision", lambda *_: None)
+    model = in_mixed_precision
+    optimized_between_cuts(model, length=2).save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert not is_optimized(loaded) and "loaded as a plain model" in caplog.text and "'dropout0'" in caplog.text
+    assert all(np.array_equal(*pair) for pair in zip(loaded.get_weights(), model.get_weights(), strict=True))
 
 
 LOAD = """

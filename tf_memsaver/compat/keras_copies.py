@@ -80,6 +80,28 @@ def serialize_class_as(cls: type, registered: type) -> None:
     object_registration.GLOBAL_CUSTOM_NAMES[cls] = object_registration.get_registered_name(registered)
 
 
+def keep_precision(saved: Any, model: Any) -> None:
+    """Write the precision of layers into a model's serialized form where Keras leaves it out.
+
+    ``get_config`` of SpatialDropout has the type of its variables (``layers/regularization/spatial_dropout.py``): made
+    from that, it would compute in full precision where the model is in mixed precision.
+    """
+    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]
+    policies: dict[Any, Any] = {(type(layer).__name__, layer.name): layer.dtype_policy for layer in layers}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, dict):
+            config = node.get("config")
+            if isinstance(config, dict) and isinstance(config.get("dtype"), str):
+                policy = policies.get((node.get("class_name"), config.get("name")))
+                if policy is not None and policy.name != config["dtype"]:
+                    config["dtype"] = keras.dtype_policies.serialize(policy)
+        for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            visit(each)
+
+    visit(saved)
+
+
 def loads_in_safe_mode() -> bool:
     """Whether Keras refuses Python code in files, as it does unless it was told otherwise (``in_safe_mode``)."""
     return serialization_lib.in_safe_mode() is not False

@@ -18,7 +18,7 @@ import keras
 from absl import logging
 
 from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_training
-from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.options import refused
 from tf_memsaver.plan.layers import recomputed_runs
 from tf_memsaver.plan.plan import Plan
@@ -86,6 +86,7 @@ class OptimizedModel:
         """Return the plain model's serialized form and the plan."""
         logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
         plain = keras.saving.serialize_keras_object(strip(self))
+        keras_copies.keep_precision(plain, self)
         if not is_planned_as_a_step(self):
             plain.pop("compile_config", None)  # Else it is compiled before its step is traced, to apply the plan.
         batch = trained_on(self)
@@ -106,10 +107,9 @@ class OptimizedModel:
         """Return the optimized model that ``get_config`` described.
 
         One whose ``train_step`` cannot be traced since no file has what it was compiled with (a ``compile`` of its own)
-        comes back plain, and a warning says so.
+        comes back plain, and a warning says so; so does one of which Keras makes other layers than were saved.
 
         Raises:
-          PlanMismatchError: this version of Keras builds other layers from the same config.
           CertificationError: the plan would change the results: the file was changed by hand, or the code of a layer.
         """
         plain = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
@@ -125,6 +125,14 @@ class OptimizedModel:
         plan = Plan.from_json(config["plan"])
         try:
             return make_optimized(plain, plan)
+        except PlanMismatchError as error:
+            logging.warning(
+                "model '%s': Keras makes other layers from the file than were saved, so it is loaded as a plain model. "
+                "Optimize it again. (%s)",
+                plain.name,
+                error,
+            )
+            return plain
         except UnsupportedModelError:
             # Keras calls it compiled even so.
             if getattr(plain, "optimizer", None) is not None or not is_planned_as_a_step(plain):
