@@ -72,7 +72,8 @@ def test_a_decay_in_the_step_that_finds_the_end_of_the_data_is_a_warning(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_results_are_those_of_the_plain_model(name: str) -> None:
     make = OPTIMIZERS[name]
-    plan = tf_memsaver.search_plan(dense(make()), batch_size=1024, strategy="recompute_all")
+    plan = tf_memsaver.search_plan(dense(make()), batch_size=1024, strategy="min_peak")
+    assert any(segment.mode.value == "recompute" for segment in plan.segments)
     assert trained(make)[0] == trained(make, plan=plan)[0]
 
 
