@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras.src.saving import object_registration, serialization_lib
 
+from tf_memsaver.compat.keras_models import all_layers
 from tf_memsaver.compat.keras_training import compile_arguments
 
 
@@ -86,7 +87,7 @@ def keep_precision(saved: Any, model: Any) -> None:
     ``get_config`` of SpatialDropout has the type of its variables (``layers/regularization/spatial_dropout.py``): made
     from that, it would compute in full precision where the model is in mixed precision.
     """
-    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]
+    layers = [layer for layer in all_layers(model) if not isinstance(layer, keras.layers.InputLayer)]
     policies: dict[Any, Any] = {(type(layer).__name__, layer.name): layer.dtype_policy for layer in layers}
 
     def visit(node: Any) -> None:
@@ -110,4 +111,4 @@ def loads_in_safe_mode() -> bool:
 def parts_of(model: Any) -> list[Any]:
     """Return the objects that a saved model is made of: layers, and of a compiled one what ``compile`` was given."""
     compiled = compile_arguments(model) if getattr(model, "compiled", False) else None
-    return [*model._flatten_layers(), *keras.tree.flatten(compiled or {})]
+    return [*all_layers(model), *keras.tree.flatten(compiled or {})]

@@ -104,6 +104,7 @@ def _answer(report: Report) -> str:
 
 def _timeline(report: Report) -> str:
     tensors = f"{format_bytes(report.plain.peak.live_bytes)} and {format_bytes(report.planned.peak.live_bytes)}"
+    uncounted = "A CPU does not count tensors below 256 KiB, so these peaks do not include them. "
     return _section(
         "Memory over one training step",
         "The forward pass makes activations, and the backward pass uses and frees them. With the plan, some are "
@@ -112,9 +113,8 @@ def _timeline(report: Report) -> str:
             "timeline",
             timeline_figure,
             report,
-            f"Bytes of tensors, at most {tensors}. The peaks above also include the memory that the allocator adds"
-            f"{', and on a CPU no tensors below 256 KiB, which it does not count' if report.device == 'CPU' else ''}. "
-            "Drag to zoom, double-click to go back.",
+            f"Bytes of tensors, at most {tensors}. The peaks above also include the memory that the allocator adds. "
+            f"{uncounted if report.uncounted_bytes else ''}Drag to zoom, double-click to go back.",
         ),
     )
 

@@ -19,7 +19,8 @@ from tf_memsaver.plan.request import Request
 class Report:
     """One training step of the model ``name``, plain and under ``plan``; everything is predicted.
 
-    ``curve`` are plans from plain to the least peak, ``command`` what was written to get the plan.
+    ``curve`` are plans from plain to the least peak, ``command`` what was written to get the plan. ``uncounted_bytes``
+    are in the timelines, and not in the peaks (``Simulator.uncounted_bytes``).
     """
 
     name: str
@@ -29,6 +30,7 @@ class Report:
     curve: tuple[Plan, ...]
     layers: tuple[LayerRow, ...]
     device: str
+    uncounted_bytes: int
     command: str
 
     @classmethod
@@ -51,6 +53,7 @@ class Report:
             curve=tuple(curve),
             layers=layer_rows(graph, plan, plain.kept_bytes, planned.kept_bytes),
             device=graph.device,
+            uncounted_bytes=simulator.uncounted_bytes,
             command=command,
         )
 

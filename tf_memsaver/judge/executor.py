@@ -26,6 +26,8 @@ class Dependencies:
         """Read them off, by data and by the ops' ``after``; the steps replay nothing."""
         waits = _waits_by_data(steps)
         _add_waits_by_order(waits, steps, graph)
+        self.reads = Counter(buffer for step in steps for buffer in step.touches)
+        """How many steps touch each buffer."""
         self.waits = [len(before) for before in waits]
         """How many steps each step waits for."""
         self.waiting: list[list[int]] = [[] for _ in steps]
@@ -62,9 +64,7 @@ class _Threads:
         threads: int,
     ) -> None:
         self._steps, self._nbytes, self._seconds = steps, nbytes, seconds
-        self._waits = list(dependencies.waits)
-        self._reads = Counter(buffer for step in steps for buffer in step.touches)
-        """How many steps have yet to touch each buffer."""
+        self._waits, self._reads = list(dependencies.waits), dict(dependencies.reads)
         self._waiting = dependencies.waiting
         self._outlive, self._ledger = outlive, ledger
         self._alive: set[int] = set()

@@ -82,6 +82,12 @@ _CHANGES = ("AssignAddVariableOp", "AssignSubVariableOp")
 Amounts = Callable[[Ints], npt.NDArray[Any]]
 """What of buffers is added up, from their bytes."""
 
+
+def _bytes(nbytes: Ints) -> Ints:
+    """Return buffers' bytes as they are: what ``Amounts`` is where all of them count."""
+    return nbytes
+
+
 PLAYS = 5
 """How often the plain step is played for its reported peak."""
 
@@ -95,13 +101,14 @@ class Simulator:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.prepared = Prepared(graph)
+        self._device = device_named(graph.device)
         self._scheduler = Scheduler(self.prepared)
         self._peaks: dict[tuple[Segment, ...], tuple[int, int]] = {}
 
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
         schedule = self._scheduler.schedule(segments)
-        live = self._live(schedule, self._lives(schedule)).tolist()
+        live = self._sums(schedule)(_bytes).tolist()
         ops = self.graph.ops
         places = [place for place, step in enumerate(schedule.steps) if step.op >= 0]
         resident = self.graph.resident_bytes
@@ -122,7 +129,7 @@ class Simulator:
     def measure(self, segments: Sequence[Segment]) -> Measured:
         """Return the peaks and the replay time of the step under ``segments``, without a timeline."""
         schedule = self._scheduler.schedule(segments)
-        resident, live = self.graph.resident_bytes, self._live(schedule, self._lives(schedule))
+        resident, live = self.graph.resident_bytes, self._sums(schedule)(_bytes)
         forward, backward, other = [resident] * len(segments), [resident] * len(segments), resident
         for owner, start, stop, is_forward in schedule.runs:
             highest = int(live[start:stop].max())
@@ -166,13 +173,13 @@ class Simulator:
     @cached_property
     def counted_resident_bytes(self) -> int:
         """The resident bytes that count."""
-        return int(self._counted(self._resident_sizes, device_named(self.graph.device)).sum())
+        return int(self._counted(self._resident_sizes, self._device).sum())
 
     @cached_property
     def uncounted_bytes(self) -> int:
         """The most bytes of the plain step that are live at a time and do not count."""
-        device, plain = device_named(self.graph.device), self._scheduler.schedule(stored(len(self.graph.units)))
-        return int(self._sums(plain)(lambda nbytes: nbytes - self._counted(nbytes, device)).max(initial=0))
+        sums = self._sums(self._scheduler.schedule(stored(len(self.graph.units))))
+        return int(sums(lambda nbytes: nbytes - self._counted(nbytes, self._device)).max(initial=0))
 
     def _counted(self, nbytes: Ints, device: Device) -> Ints:
         """Return buffers' bytes as ``get_memory_info`` counts them: 0 for those that do not come from the pool."""
@@ -184,7 +191,7 @@ class Simulator:
 
     def _sums(self, schedule: Schedule) -> Callable[[Amounts], npt.NDArray[Any]]:
         """Return what adds up amounts of the live buffers, workspace included, in each step of a schedule."""
-        lives = self._lives(schedule)
+        lives = Lives(schedule.rows, schedule.sizes, self.prepared.outlive)
 
         def sums(amounts: Amounts) -> npt.NDArray[Any]:
             total: npt.NDArray[Any] = lives.sums(amounts(schedule.sizes)) + amounts(schedule.rows.workspace)
@@ -192,13 +199,6 @@ class Simulator:
             return total
 
         return sums
-
-    def _lives(self, schedule: Schedule) -> Lives:
-        return Lives(schedule.rows, schedule.sizes, self.prepared.outlive)
-
-    def _live(self, schedule: Schedule, lives: Lives) -> Ints:
-        """Return the bytes live while each step of a schedule runs."""
-        return self.graph.resident_bytes + lives.sums(schedule.sizes) + schedule.rows.workspace
 
     def reported_peak(self, segments: Sequence[Segment]) -> int:
         """Return the peak that ``get_memory_info`` would report.
@@ -218,12 +218,11 @@ class Simulator:
     def _judged(self, segments: tuple[Segment, ...]) -> tuple[int, int]:
         """Return the reported and the highest peak."""
         if segments not in self._peaks:
-            device = device_named(self.graph.device)
-            if not device.threads:
+            if not self._device.threads:
                 peak = self.measure(segments).peak_bytes
                 self._peaks[segments] = peak, peak
             elif any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
-                self._peaks[segments] = self._ordered_peaks(segments, device)
+                self._peaks[segments] = self._ordered_peaks(segments, self._device)
             else:
                 played = self.played_peak(segments)
                 self._peaks[segments] = played, round(played * MOST_OF_RACING)
@@ -236,10 +235,11 @@ class Simulator:
         of ``plays`` takes the times as they are, the others vary them, always in the same way. ``segments`` replay
         nothing.
         """
-        device = device_named(self.graph.device)
-        steps = self._with_late_updates(self._scheduler.schedule(segments).steps)
+        device = self._device
+        steps, nbytes = self._with_copies_of_variables(
+            self._with_late_updates(self._scheduler.schedule(segments).steps)
+        )
         dependencies = executor.Dependencies(steps, self.graph)
-        steps, nbytes = self._with_copies_of_variables(steps)
         seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
         outlive, total = frozenset(self.prepared.outlive), 0
