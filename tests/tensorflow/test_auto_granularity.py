@@ -271,6 +271,44 @@ def test_frozen_layers_are_cut_alike() -> None:
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
 
 
+class Normed(layers.Layer):
+    """A layer of somebody's own, which normalizes batches."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.inner = keras.Sequential(
+            [layers.Dense(WIDTH), layers.BatchNormalization(), layers.ReLU(), layers.Dense(WIDTH)]
+        )
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("granularity", ["auto", "op", "layer"])
+@pytest.mark.parametrize("frozen_first", [False, True])
+def test_layers_are_frozen_or_unfrozen_and_compiled_again(
+    granularity: str, frozen_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A frozen BatchNorm runs other operations: the second ``fit`` of a transfer learning ended in an error."""
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((LENGTH, WIDTH))
+    for number in range(3):
+        x = Normed(name=f"normed_{number}")(x)
+    backbone = keras.Model(inputs, x, name="backbone")
+    inputs = keras.Input((LENGTH, WIDTH))
+    model = keras.Model(inputs, layers.Dense(3, name="head")(backbone(inputs)))
+    model.compile("adam", "mse", jit_compile=False)
+    backbone.trainable = not frozen_first
+    optimized = optimized_between_cuts(model, granularity=granularity)
+    backbone.trainable = frozen_first
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+    assert ("frozen or unfrozen since" in caplog.text) is (granularity != "layer")
+    for each in (model, optimized):
+        each.compile("adam", "mse", jit_compile=False)
+        each.fit(np.ones((4, LENGTH, WIDTH)), np.ones((4, LENGTH, 3)), verbose=0)
+    assert caplog.text.count("Optimize it again after compile()") == 1
+
+
 class Translating(keras.Model):
     """One embedding for what an encoder reads and what a decoder reads, or one for each."""
 

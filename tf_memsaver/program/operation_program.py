@@ -71,6 +71,7 @@ class _OperationsInSegments:
         self._known: dict[Any, _Segmented] = {}
         self._said: set[str] = set()
         self._function = function
+        self._settings = settings_of(model)
         self._sequence = function.calls.sequence
         self._planned[self._key(function.arguments)] = self._segmented(function)
 
@@ -89,22 +90,35 @@ class _OperationsInSegments:
             try:
                 self._plan.check_matches(sequence.signatures, sequence.labels)
             except PlanMismatchError:
-                if arguments == usual_arguments(self._model):
+                changes = self._changes(arguments)
+                if not changes:
                     raise
-                self._planned[key] = self._moved(arguments)
+                self._planned[key] = self._moved(arguments, *changes)
             else:
                 self._planned[key] = self._segmented(function)
         return self._planned[key]
 
-    def _moved(self, arguments: Mapping[str, Any]) -> _Segmented | None:
-        """Return the call for arguments with which it runs other operations, cut where the planned one is."""
+    def _changes(self, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return how a call is trained and what was planned for, where these are not the same."""
+        trained, planned = [], []
+        if settings_of(self._model) != self._settings:
+            trained.append("with layers frozen or unfrozen since")
+            planned.append("them as they were")
+        usual = usual_arguments(self._model)
+        if arguments != usual:
+            trained.append(f"with {_spelled(arguments)}")
+            planned.append(_spelled(usual))
+        return (" and ".join(trained), " and ".join(planned)) if trained else None
+
+    def _moved(self, arguments: Mapping[str, Any], trained: str, planned: str) -> _Segmented | None:
+        """Return the call where it runs other operations than were planned, cut where the planned one is."""
         function = MovedCuts(self._model, self._sequence, arguments)
         try:
             moved = self._segmented(function)
         except PlanMismatchError as error:
-            self._runs_plain(f"called with {_spelled(arguments)}, {error.difference}")
+            self._runs_plain(f"trained {trained}, {error.difference}")
             return None
-        self._differs(f"with {_spelled(arguments)}", _spelled(usual_arguments(self._model)))
+        self._differs(trained, planned)
         return moved
 
     def _differs(self, trained: str, planned: str) -> None:

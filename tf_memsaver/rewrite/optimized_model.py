@@ -57,6 +57,8 @@ class OptimizedModel:
     memsaver_base: Any
     _memsaver: tuple[Plan, Callable[..., Any]]
     """The plan, and what runs by it in the place of the class's ``call`` or ``train_step``."""
+    _memsaver_trained: tuple[str, ...]
+    """The variables that were trainable when the plan was put in place, by their paths."""
 
     @property
     def memsaver_plan(self) -> Plan:
@@ -81,6 +83,18 @@ class OptimizedModel:
         lines = [f" Recomputed in the backward pass, by tf_memsaver: {count}"]
         lines += [f"   {run}" for run in (*runs[:_MOST_RUNS], *more)]
         (print_fn or keras_models.print_below_summary)("\n".join(lines))
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Make what ``fit`` runs, as Keras does; say so if the plan is for a model of which more or less is trained."""
+        if _trained(self) != self._memsaver_trained:
+            object.__setattr__(self, "_memsaver_trained", _trained(self))
+            logging.warning(
+                "layers of model '%s' were frozen or unfrozen after it was planned. It trains by the same plan, but its "
+                "peak is another one than was predicted, and a budget may not hold. Optimize it again after compile(): "
+                "model = tf_memsaver.optimize(model, ...).",
+                self.name,  # type: ignore[attr-defined]
+            )
+        return super().make_train_function(force)  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
@@ -175,7 +189,12 @@ def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> 
     optimized = _same_model(model, _optimized_class(keras_models.own_class(model), method))
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
     object.__setattr__(optimized, "_memsaver", (plan, run))
+    object.__setattr__(optimized, "_memsaver_trained", _trained(model))
     return _compiled_like(model, optimized)
+
+
+def _trained(model: Any) -> tuple[str, ...]:
+    return tuple(variable.path for variable in model.trainable_variables)
 
 
 def strip(model: Any) -> Any:
@@ -194,6 +213,7 @@ def another(model: Any) -> Any:
     made = _same_model(model, type(model))
     if is_optimized(model):
         object.__setattr__(made, "_memsaver", model._memsaver)
+        object.__setattr__(made, "_memsaver_trained", model._memsaver_trained)
     return _compiled_like(model, made)
 
 
