@@ -301,3 +301,24 @@ def test_a_custom_gradient_that_reads_what_lies_outside_is_refused() -> None:
 
     with pytest.raises(UnsupportedModelError, match="Pass it to the function with the custom gradient"):
         Listed(reading)
+
+
+@tf.custom_gradient
+def halved_back(x: Any) -> Any:
+    return tf.identity(x), lambda upstream: 0.5 * upstream
+
+
+def looped(inner: Function) -> Function:
+    return lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, t: (i + 1, inner(t)), [0, x], maximum_iterations=3)[1]
+
+
+def branched(inner: Function) -> Function:
+    return lambda x: tf.cond(tf.reduce_sum(x) > -1e9, lambda: inner(x), lambda: tf.identity(x))
+
+
+@pytest.mark.parametrize("around", [looped, branched, lambda inner: looped(branched(function(inner)))])
+def test_a_custom_gradient_in_a_loop_or_branch(around: Callable[[Function], Function]) -> None:
+    """A copy is made of the loop's definition, whose tensors are not those that the gradient reads."""
+    assert Listed(around(halved_back)).agrees()
+    with pytest.raises(UnsupportedModelError, match=r"inside of .*loop or branch.*granularity='layer'"):
+        Listed(around(fivefold))

@@ -201,9 +201,15 @@ def definition_of(function: Any) -> Any:
     return function.cached_definition
 
 
-def add_function_definition(graph: Any, definition: Any, function: Any) -> None:
-    """Add a function to a graph's library by its definition; it takes and returns what ``function`` does."""
-    graph._add_function(from_function_def(definition, function.function_type))
+def add_function_definition(graph: Any, definition: Any, function: Any, called: Sequence[Any] = ()) -> Any:
+    """Add a function to a graph's library by its definition, and return it.
+
+    It takes and returns what ``function`` does, and calls the functions in ``called``, which the library has.
+    """
+    made = from_function_def(definition, function.function_type)
+    made._children = list(called)
+    graph._add_function(made)
+    return made
 
 
 def flat_arguments(function_type: Any, bound: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from tf_memsaver.tfgraph.emission import Template
 from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
     called_function,
+    called_functions,
     has_custom_gradient,
     implements,
     library_function,
@@ -84,6 +85,7 @@ class Inliner:
                 pairs = zip(outputs, body.outputs[: len(outputs)], strict=True)
                 slots.update({id(tensor): inner[id(made)] for tensor, made in pairs})
                 continue
+            _check_gradients_inside(operation, graph)
             made = [self._new() for _ in outputs]
             slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             template = Template(operation)
@@ -205,6 +207,37 @@ def _inlined_body(operation: Any, graph: Any) -> Any | None:
         return None
     function = called_function(operation) or library_function(graph, operation.get_attr("f").name)
     return None if implements(function) else getattr(function, "graph", None)
+
+
+def _check_gradients_inside(operation: Any, graph: Any) -> None:
+    """Check that the functions of a loop or a branch, which are copied by their definitions, keep their gradients.
+
+    Raises:
+      UnsupportedModelError: a custom gradient reads tensors of the function that it was traced in.
+    """
+    for body in called_functions(operation, graph):
+        for inner in body.get_operations():
+            if has_custom_gradient(inner) and _reads_where_it_was_traced(inner):
+                raise UnsupportedModelError(
+                    f"a tf.custom_gradient is called inside of '{operation.name}', a loop or branch of the graph, and "
+                    "its gradient reads tensors from there, which a copy of the loop or branch does not have. Plan by "
+                    "layers (granularity='layer'), or write the loop in Python, so that it is unrolled."
+                )
+            _check_gradients_inside(inner, body)
+
+
+def _reads_where_it_was_traced(operation: Any) -> bool:
+    """Whether the gradient of a copy of an operation still reads tensors of the graph that the operation is of."""
+    with gradients_end_with_graphs():
+        graph = FuncGraph("copy")
+        with graph.as_default():
+            inputs = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.inputs]
+            copied = Template(operation).copy(graph, inputs, operation.name)
+            upstream = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
+            gradient_function(operation)(copied, *upstream)
+    reads = any(getattr(external, "graph", None) is operation.graph for external, _ in graph.captures)
+    release(graph)
+    return reads
 
 
 def _constant_bytes(operation: Any) -> int:

@@ -90,7 +90,7 @@ class OptimizedModel:
             object.__setattr__(self, "_memsaver_trained", _trained(self))
             logging.warning(
                 "layers of model '%s' were frozen or unfrozen after it was planned. It trains by the same plan, but its "
-                "peak is another one than was predicted, and a budget may not hold. Optimize it again after compile(): "
+                "peak is not what was predicted, and may exceed a budget. Optimize it again after compile(): "
                 "model = tf_memsaver.optimize(model, ...).",
                 self.name,  # type: ignore[attr-defined]
             )

@@ -21,6 +21,7 @@ from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
     called_function,
     has_gradients,
+    implements,
     library_function,
     only_reads,
     own_outputs,
@@ -170,15 +171,11 @@ class Template:
             return self.attributes
         found = {}
         for key, value in self.attributes.items():
-            brought = copy.deepcopy(value)
-            for named in _named_in(brought):
+            found[key] = copy.deepcopy(value)
+            for named in _named_in(found[key]):
                 function = self._functions[named.name]
                 if function is not None:
-                    definition = copy.deepcopy(graphs.definition_of(function))
-                    definition.signature.name = named.name = f"{named.name}_{graphs.unique_number()}"
-                    _note_shapes(definition, function.graph)
-                    graphs.add_function_definition(graph, definition, function)
-            found[key] = brought
+                    named.name = _copied_function(function, graph).name
         return found
 
     def _set_shape(self, output: tf.Tensor, shape: tf.TensorShape, inputs: Sequence[Any]) -> None:
@@ -209,6 +206,23 @@ class Template:
 
 def _is_like(known: Sequence[int], sizes: Sequence[int | None]) -> bool:
     return all(size in (None, each) for each, size in zip(known, sizes, strict=True))
+
+
+def _copied_function(function: Any, graph: Any) -> Any:
+    """Add a copy of a function, under a name of its own, and of those that it calls, to the library of a graph."""
+    definition = copy.deepcopy(graphs.definition_of(function))
+    called = []
+    for node in definition.node_def:
+        for value in node.attr.values():
+            for named in _named_in(value):
+                inner = library_function(function.graph, named.name)
+                # What is one of several implementations is found by its name.
+                if inner is not None and not implements(inner):
+                    called.append(_copied_function(inner, graph))
+                    named.name = called[-1].name
+    definition.signature.name = f"{definition.signature.name}_{graphs.unique_number()}"
+    _note_shapes(definition, function.graph)
+    return graphs.add_function_definition(graph, definition, function, called)
 
 
 def _note_shapes(definition: Any, graph: Any) -> None:

@@ -178,7 +178,7 @@ def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> 
 
 def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, int]:
     """Return FLOPs, those of them in matrix products, and workspace bytes; of a called function, for all its ops."""
-    bodies = list(_called_functions(operation, graph))
+    bodies = list(called_functions(operation, graph))
     if not bodies:
         flops = rules.flops(spec)
         return flops, flops if spec.type in rules.MATRIX_OPS else 0, workspace_bytes(spec)
@@ -232,7 +232,7 @@ def _read_last(branch: Any, graph: Any) -> list[int]:
     ]
 
 
-def _called_functions(operation: Any, graph: Any) -> Iterator[Any]:
+def called_functions(operation: Any, graph: Any) -> Iterator[Any]:
     """Yield the graphs of the functions that an operation calls (branches, loop bodies, calls)."""
     if operation.type not in _CALLS:
         return
@@ -296,7 +296,7 @@ def rivals(graph: Any, function: Any) -> list[Any]:
 def hidden_state(operation: Any, graph: Any) -> str:
     """Return the type of the first op, in the operation or in a function that it calls, that cannot be replayed."""
     if operation.type in _CALLS:
-        for body in _called_functions(operation, graph):
+        for body in called_functions(operation, graph):
             for inner in body.get_operations():
                 found = hidden_state(inner, body)
                 if found:
@@ -310,7 +310,7 @@ def hidden_state(operation: Any, graph: Any) -> str:
 def only_reads(operation: Any, graph: Any) -> bool:
     """Whether an operation, with all that it calls, has no state but variables, which it does not set."""
     if operation.type in _CALLS:
-        bodies = _called_functions(operation, graph)
+        bodies = called_functions(operation, graph)
         return all(only_reads(inner, body) for body in bodies for inner in body.get_operations())
     return not operation.op_def.is_stateful or operation.type in ("Placeholder", "ReadVariableOp")
 
