@@ -32,6 +32,11 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
         ["A budget of 1.25 GiB", "up to 1.50 GiB"],
     ),
     (
+        errors.InfeasibleBudgetError(2**30, 3 * 2**29, plain_bytes=11 * 2**27),
+        {"plain_bytes": 11 * 2**27},
+        ["most plain steps take 1.38 GiB"],
+    ),
+    (
         errors.InfeasibleOverheadError(0.1, 0.25),
         {"max_overhead": 0.1, "least_overhead": 0.25},
         ["10.0%", "25.0%", "max_overhead"],

@@ -41,7 +41,8 @@ class InfeasibleBudgetError(MemsaverError):
     ``budget_bytes`` is the budget, and ``least_bytes`` the smallest budget that a plan was found to keep. Of these,
     ``fixed_bytes`` are the same under every plan (0 if not known), and ``fixed`` describes them. ``remedy`` says what
     helps more than a larger budget or a smaller batch, if anything does. For a budget from ``predicted_bytes`` on (0 if
-    not known), there is a plan too, but some steps may take up to ``least_bytes``.
+    not known), there is a plan too, but some steps may take up to ``least_bytes``. ``plain_bytes`` is the usual peak of
+    the plain step (0 if not known).
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class InfeasibleBudgetError(MemsaverError):
         fixed: str = "",
         remedy: str = "",
         predicted_bytes: int = 0,
+        plain_bytes: int = 0,
     ) -> None:
-        super().__init__(budget_bytes, least_bytes, fixed_bytes, fixed, remedy, predicted_bytes)
+        super().__init__(budget_bytes, least_bytes, fixed_bytes, fixed, remedy, predicted_bytes, plain_bytes)
         self.budget_bytes, self.least_bytes, self.predicted_bytes = budget_bytes, least_bytes, predicted_bytes
         self.fixed_bytes, self.fixed, self.remedy = fixed_bytes, fixed, remedy
+        self.plain_bytes = plain_bytes
 
     def __str__(self) -> str:
         fixed = f"No plan changes {format_bytes(self.fixed_bytes)} of that: {self.fixed}. " if self.fixed_bytes else ""
@@ -65,6 +68,11 @@ class InfeasibleBudgetError(MemsaverError):
             tried = (
                 f"A budget of {format_bytes(self.predicted_bytes)} ({self.predicted_bytes} bytes) or more gets a plan, "
                 f"too, but some steps may take up to {format_bytes(self.least_bytes)}. "
+            )
+        if 0 < self.plain_bytes <= self.least_bytes:
+            tried += (
+                f"That is what steps take at most: most plain steps take {format_bytes(self.plain_bytes)}, and no plan "
+                "was found that saves much. "
             )
         return (
             f"no plan fits a budget of {format_bytes(self.budget_bytes)}; the smallest budget found that trains this "

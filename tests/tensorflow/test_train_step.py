@@ -580,6 +580,7 @@ def test_what_a_loss_differentiates_twice_stays_plain() -> None:
     given = tf.data.Dataset.from_tensor_slices((X, X)).batch(64)
     blind = tf_memsaver.optimize(model, batch_size=64, strategy="recompute_all")
     optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all")
+    assert optimized.memsaver_plan.note == "by layers alone, since it has a compute_loss of its own"
     assert optimized.memsaver_plan.recomputed == tuple(f"informed/{layer.name}" for layer in model.layers[1:-1])
     found = tf_memsaver.verify(model, optimized, data=given, steps=3)
     assert found.identical and found.to_json()["compared"]["weight after fit"]

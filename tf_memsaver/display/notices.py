@@ -1,4 +1,4 @@
-"""What a person who calls the library is told: by absl's log and, where somebody sits in front of it, on the screen."""
+"""What a person who calls the library is told: by absl's log and, where that shows warnings alone, on the screen."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from absl import logging
 
 
 def tell(text: str) -> None:
-    """Log a line at level INFO, and show it in a notebook or on a terminal, where that level is not logged."""
+    """Log a line at level INFO; where that level is not logged, write it to stderr, in a notebook as output.
+
+    Whoever sets absl's verbosity below warnings reads nothing.
+    """
     logging.info("%s", text)
-    if logging.level_info():
-        return
-    if "ipykernel" in sys.modules:
-        sys.stdout.write(f"{text}\n")
-    elif sys.stderr.isatty():
-        sys.stderr.write(f"{text}\n")
+    if logging.level_warning() and not logging.level_info():
+        (sys.stdout if "ipykernel" in sys.modules else sys.stderr).write(f"{text}\n")

@@ -95,7 +95,11 @@ class Plans:
         except InfeasibleBudgetError as error:
             remedy = time_chunks_advice(self.graph, request, error.least_bytes)
             raise InfeasibleBudgetError(
-                error.budget_bytes, error.least_bytes, remedy=remedy, predicted_bytes=error.predicted_bytes
+                error.budget_bytes,
+                error.least_bytes,
+                remedy=remedy,
+                predicted_bytes=error.predicted_bytes,
+                plain_bytes=problem.plain_reported_peak,
             ) from None
         plan = _plan(problem, choice, peak_bytes, begin, self.versions)
         plan = replace(plan, advice=advice(problem.simulator, plan))

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
@@ -37,7 +38,7 @@ from tf_memsaver.program.program import (
     joined_notes,
 )
 from tf_memsaver.program.signature import note_inputs, trained_on
-from tf_memsaver.program.train_step import what_is_traced
+from tf_memsaver.program.train_step import has_own_train_step, what_is_traced
 
 ProgramOf = Callable[[Any], ModelProgram]
 """Makes the program of a network's call."""
@@ -101,7 +102,9 @@ class StepProgram(TrainingProgram):
             return cls(model, lambda network: wanted.of_call(network, wanted.granularity))
         # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
         program = cls(model, lambda network: wanted.of_call(network, "layer"))
-        return program.noted("by layers alone, since it trains by a step of its own")
+        is_of_loss = isinstance(model, keras.Model) and not has_own_train_step(model)
+        own = "has a compute_loss" if is_of_loss else "trains by a step"
+        return program.noted(f"by layers alone, since it {own} of its own")
 
     def _heard(self, model: Any, specs: Batch) -> Iterable[HeardCall]:
         """Return the calls of layers that the step makes."""

@@ -89,7 +89,7 @@ class OptimizedModel:
         if _trained(self) != self._memsaver_trained:
             object.__setattr__(self, "_memsaver_trained", _trained(self))
             logging.warning(
-                "layers of model '%s' were frozen or unfrozen after it was planned. It trains by the same plan, but its "
+                "layers of model '%s' were frozen or unfrozen since it was planned. It trains by that plan, but its "
                 "peak is not what was predicted, and may exceed a budget. Optimize it again after compile(): "
                 "model = tf_memsaver.optimize(model, ...).",
                 self.name,  # type: ignore[attr-defined]
