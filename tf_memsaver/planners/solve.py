@@ -242,7 +242,14 @@ def _within(
     resident, counted = problem.graph.resident_bytes, problem.simulator.counted_resident_bytes
     least, near = 0, int(budget * BUDGET_PRECISION)
     most = budget + problem.simulator.uncounted_bytes
-    low, limit, high = resident, most, most
+
+    def alike(segments: tuple[Segment, ...]) -> int:
+        # What the allocator adds is much the same share of one plan and the next.
+        transient = problem.simulator.measure(segments).peak_bytes - resident
+        return resident + transient * (budget - counted) // max(judge(segments) - counted, 1)
+
+    low, high = resident, most
+    limit = most if any(problem.forced) else max(low + near + 1, min(alike(problem.store_all), most))
     for number in range(2 * rounds):
         if number == ASKED_BEFORE_GIVING_UP and best is None and not may_be():
             break
@@ -262,8 +269,7 @@ def _within(
                 high = min(limit, measured.peak_bytes)
             if 0 <= budget - peak <= near:
                 break
-            # What the allocator adds is much the same share of one plan and the next.
-            limit = resident + (measured.peak_bytes - resident) * (budget - counted) // max(peak - counted, 1)
+            limit = alike(choice.segments)
         if high - low <= near:
             break
         if not low + near < limit < high:
