@@ -33,6 +33,9 @@ from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
 _LEAST_BYTES = 1 << 18
 """What is smaller decides no peak."""
 
+_LEAST_VARIABLE = 1 << 14
+"""Variables are many: what optimizers make of those that are smaller than ``_LEAST_BYTES`` adds up."""
+
 
 @dataclass(slots=True)
 class _Ordered:
@@ -133,7 +136,7 @@ def _order_updates(graph: Any) -> None:
     """Put the updates in a graph that was traced to its end in order with its backward passes."""
     ordered = _ordered.get(graph)
     if ordered is not None and ordered.gradients:
-        hold_updates(graph.get_operations(), ordered.gradients, _LEAST_BYTES)
+        hold_updates(graph.get_operations(), ordered.gradients, _LEAST_VARIABLE)
 
 
 def _wait(operation: Any, names: Iterable[str]) -> None:
