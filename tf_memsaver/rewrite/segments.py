@@ -22,7 +22,7 @@ from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.program import Segmenter
 from tf_memsaver.rewrite.blocks import Block, blocks_of
 from tf_memsaver.rewrite.run import Run, Runner, UnlistedVariablesError
-from tf_memsaver.runtime.order import hold_in_order, in_turn
+from tf_memsaver.runtime.order import get_ready, hold_in_order, in_turn
 from tf_memsaver.runtime.recompute import recompute
 from tf_memsaver.runtime.replayable import Shared
 
@@ -64,6 +64,8 @@ class SegmentedForward:
 def in_segments(plan: Plan) -> Segmenter:
     """Return what programs are handed to be run by a plan."""
     ordered = ordered_by(plan)
+    if ordered is not None:
+        get_ready()
     return Segmenter(
         prepare=functools.partial(SegmentedForward, ordered=ordered, begins=_Judged(plan)),
         begin=functools.partial(Shared, ordered=ordered),

@@ -61,6 +61,16 @@ class _Ordered:
 _ordered: weakref.WeakKeyDictionary[Any, _Ordered] = weakref.WeakKeyDictionary()
 
 
+def get_ready() -> None:
+    """Have graphs put in order when they are traced to their end: those whose tracing begins after this.
+
+    Who makes a plan's segments calls it. A graph that is being traced would not be noticed, since Python looks up what
+    ends a ``with`` where that begins.
+    """
+    backward_passes_go_to(_put_in_order)
+    traced_graphs_go_to(_order_updates)
+
+
 def hold_in_order(batch_size: int | None) -> None:
     """Let the backward passes that are added to the current graph from now on run in order.
 
@@ -69,8 +79,6 @@ def hold_in_order(batch_size: int | None) -> None:
     """
     graph = tf.compat.v1.get_default_graph()
     if batch_size is not None and not tf.executing_eagerly() and not is_compiled_by_xla(graph):
-        backward_passes_go_to(_put_in_order)
-        traced_graphs_go_to(_order_updates)
         _ordered.setdefault(graph, _Ordered(batch_size))
 
 
