@@ -263,6 +263,59 @@ def test_known_shapes_are_traced_again(batch: int) -> None:
     assert ends == [labels[segment.stop - 1] for segment in segments]
 
 
+class Mean(layers.Layer):
+    """Divides by the sizes of its input: constants of a trace that knows them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = layers.Conv2D(8, 3, padding="same", activation="gelu"), layers.Conv2D(4, 1)
+
+    def call(self, x: Any) -> Any:
+        shape = keras.ops.shape(x)
+        mean = keras.ops.sum(x, axis=(1, 2), keepdims=True) / keras.ops.cast(shape[1] * shape[2], x.dtype)
+        return x + self.narrow(self.wide(x)) + keras.ops.tanh(mean)
+
+
+def of_sizes(*sizes: int, are_told: bool = False) -> Any:
+    """Return batches of images, of other sizes than the first one has."""
+
+    def images() -> Any:
+        generator = np.random.default_rng(0)
+        for size in sizes:
+            yield generator.random((4, size, size, 4), "float32"), np.ones((4, 1), "float32")
+
+    size = sizes[0] if are_told else None
+    specs = tf.TensorSpec((None, size, size, 4)), tf.TensorSpec((None, 1))
+    data = tf.data.Dataset.from_generator(images, output_signature=specs)
+    return data.apply(tf.data.experimental.assert_cardinality(len(sizes)))
+
+
+@pytest.mark.parametrize("granularity", ["op", "auto", "layer"])
+def test_other_sizes_than_the_plan_was_made_for_train_alike(granularity: str) -> None:
+    """A network for images of any size was trained with the sizes of the first batch as constants."""
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((None, None, 4))
+    for _ in range(3):
+        x = Mean()(x)
+    model = keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
+    mixed, told = of_sizes(16, 12, 8), of_sizes(12, 12, are_told=True)
+    model.compile("sgd", "mse", jit_compile=False)
+    optimized = tf_memsaver.optimize(model, data=mixed, granularity=granularity, strategy="recompute_all")
+    assert optimized.memsaver_plan.recomputed
+    first = [np.array(variable) for variable in model.variables]
+    found = []
+    for each in (model, optimized):
+        for variable, value in zip(model.variables, first, strict=True):
+            variable.assign(value)
+        each.compile("sgd", "mse", jit_compile=False)
+        for data in (mixed, told):
+            each.fit(data, shuffle=False, verbose=0)
+        found.append([np.array(variable) for variable in model.variables])
+    assert all(np.array_equal(*pair) for pair in zip(*found, strict=True))
+    x = tf.random.stateless_normal((2, 10, 10, 4), (0, 0))
+    assert_close({0: model(x, training=True)}, {0: optimized(x, training=True)}, 1e-5)
+
+
 def test_a_segment_of_known_shapes_replays_nothing_that_is_pinned() -> None:
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(2)])
     planned = ModelFunction(model).calls.sequence

@@ -68,7 +68,7 @@ class _OperationsInSegments:
     def __init__(self, model: Any, function: ModelFunction, plan: Plan, segmenter: Segmenter) -> None:
         self._model, self._plan, self._segmenter = model, plan, segmenter
         self._planned: dict[Any, _Segmented | None] = {}
-        self._known: dict[Any, _Segmented] = {}
+        self._known: dict[Any, _Segmented | None] = {}
         self._said: set[str] = set()
         self._function = function
         self._settings = settings_of(model)
@@ -140,20 +140,30 @@ class _OperationsInSegments:
             name = self._model.name
             logging.warning("model '%s' trains without its plan here and saves no memory: %s", name, reason)
 
-    def _ready_for(self, planned: _Segmented, shapes: Sequence[tf.TensorShape]) -> _Segmented:
-        """Return the call for inputs of these shapes."""
-        if not all(shape.is_fully_defined() for shape in shapes):
+    def _ready_for(self, planned: _Segmented, shapes: Sequence[tf.TensorShape]) -> _Segmented | None:
+        """Return the call for inputs of these shapes; None if the plan does not fit it.
+
+        Layers may ask for the sizes of their inputs, and sizes that the trace knew are constants in it. So a call whose
+        sizes are others, or are not known, is traced anew.
+        """
+        specs = planned.function.specs(self._model)
+        shapes = [_of_rank(len(spec.shape), shape) for spec, shape in zip(specs, shapes, strict=True)]
+        fits = all(map(_fits, specs, shapes))
+        if fits and not all(shape.is_fully_defined() for shape in shapes):
             return planned
-        key = self._key(planned.function.arguments), tuple(map(tuple, shapes))
+        key = self._key(planned.function.arguments), tuple(map(str, shapes))
         if key not in self._known:
-            function = MovedCuts(self._model, self._sequence, planned.function.arguments, shapes)
             try:
+                function = MovedCuts(self._model, self._sequence, planned.function.arguments, shapes)
                 self._known[key] = self._segmented(function)
             except PlanMismatchError as error:
-                logging.warning(
-                    "results may differ in their last bits from the plain step's, since in this plan %s", error
-                )
-                self._known[key] = planned
+                if fits:
+                    logging.warning(
+                        "results may differ in their last bits from the plain step's, since in this plan %s", error
+                    )
+                else:
+                    self._runs_plain(f"with inputs of shape {', '.join(map(str, shapes))}, {error.difference}")
+                self._known[key] = planned if fits else None
         return self._known[key]
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
@@ -178,12 +188,30 @@ class _OperationsInSegments:
         if planned is None:
             return plain_call(model, args, kwargs)
         flat = planned.function.flat_inputs(model, inputs[1])
-        if tf.executing_eagerly():
-            if could_possibly_record():
-                self._differs("in eager steps", "a graph, as fit and tf.function make it")
-            return planned.function.finish(model, planned.eagerly(*flat))
-        traced = self._ready_for(planned, [tensor.shape for tensor in flat])
-        return traced.function.finish(model, traced.in_graph(*flat))
+        is_eager = tf.executing_eagerly()
+        if is_eager and could_possibly_record():
+            self._differs("in eager steps", "a graph, as fit and tf.function make it")
+        traced = self._ready_for(planned, [_shape_for(tensor, free_batch=is_eager) for tensor in flat])
+        if traced is None:
+            return plain_call(model, args, kwargs)
+        return traced.function.finish(model, (traced.eagerly if is_eager else traced.in_graph)(*flat))
+
+
+def _shape_for(tensor: Any, free_batch: bool) -> tf.TensorShape:
+    """Return the shape to trace with for a tensor: what is known of it or, with ``free_batch``, all but the batch."""
+    if not free_batch or not tensor.shape.rank:
+        return tensor.shape
+    return tf.TensorShape([None, *tensor.shape[1:]])
+
+
+def _of_rank(rank: int, shape: tf.TensorShape) -> tf.TensorShape:
+    return tf.TensorShape([None] * rank) if shape.rank is None else shape
+
+
+def _fits(spec: tf.TensorSpec, shape: tf.TensorShape) -> bool:
+    """Whether all sizes that are known in a spec, but for the batch, are those of a shape."""
+    sizes = zip(spec.shape[1:], shape[1:], strict=False)
+    return len(spec.shape) == len(shape) and all(size in (None, given) for size, given in sizes)
 
 
 def _spelled(arguments: Mapping[str, Any]) -> str:
