@@ -322,3 +322,13 @@ def test_a_custom_gradient_in_a_loop_or_branch(around: Callable[[Function], Func
     assert Listed(around(halved_back)).agrees()
     with pytest.raises(UnsupportedModelError, match=r"inside of .*loop or branch.*granularity='layer'"):
         Listed(around(fivefold))
+
+
+def test_branches_inside_of_a_loop_with_variables_of_their_own() -> None:
+    """What a branch lacks of a gradient is zeros of the variable's shape, which its handle tells."""
+    a, b = tf.Variable(2.0 * tf.ones(X.shape[-1])), tf.Variable(tf.ones(X.shape[-1]))
+
+    def step(i: Any, x: Any) -> Any:
+        return i + 1, tf.cond(i % 2 == 0, lambda: tf.tanh(x * a), lambda: tf.sin(x * b))
+
+    assert Listed(lambda x: tf.while_loop(lambda i, _: i < 3, step, [0, x], maximum_iterations=3)[1]).agrees(a, b)

@@ -226,10 +226,15 @@ def _copied_function(function: Any, graph: Any) -> Any:
 
 
 def _note_shapes(definition: Any, graph: Any) -> None:
-    """Note in a function's definition the shapes that its graph knows: not all of them can be inferred anew.
+    """Note in a function's definition the shapes that its graph knows, also of variables that it is given.
 
-    The gradient of a loop is made by what is known in the graph that TensorFlow makes of the definition.
+    Not all of them can be inferred anew, and the gradient of a loop is made by what is known in the graph that
+    TensorFlow makes of the definition.
     """
+    for argument, tensor in zip(definition.signature.input_arg, graph.inputs, strict=False):
+        handle = graphs.get_handle_data(tensor) if tensor.dtype == tf.resource else None
+        if handle is not None and handle.is_set and not argument.handle_data:
+            argument.handle_data.add(dtype=handle.shape_and_type[0].dtype, shape=handle.shape_and_type[0].shape)
     for node in definition.node_def:
         shapes = [tensor.shape.as_proto() for tensor in graph.get_operation_by_name(node.name).outputs]
         if shapes:
