@@ -263,6 +263,47 @@ def test_known_shapes_are_traced_again(batch: int) -> None:
     assert ends == [labels[segment.stop - 1] for segment in segments]
 
 
+class Scaled(layers.Layer):
+    """Reads attributes in Python, which Keras does when a model is compiled again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.factor, self.is_squared = layers.Dense(6, activation="gelu"), 0.5, False
+
+    def call(self, x: Any) -> Any:
+        made = self.inner(x) * self.factor
+        return made**2 if self.is_squared else made
+
+
+@pytest.mark.parametrize("granularity", ["op", "auto", "layer"])
+@pytest.mark.parametrize(("name", "value"), [("factor", 2.0), ("is_squared", True)])
+def test_attributes_that_changed_count_when_it_is_compiled_again(
+    granularity: str, name: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, layers.Dense(1)(Scaled()(Scaled()(inputs))))
+    model.compile("sgd", "mse", jit_compile=False)
+    optimized = optimized_between_cuts(model, length=2, granularity=granularity)
+    x = np.random.default_rng(0).random((8, 6), "float32")
+
+    def trained(each: Any) -> list[bytes]:
+        first = [np.array(variable) for variable in model.variables]
+        each.fit(x, np.ones((8, 1)), verbose=0)
+        found = [np.array(variable).tobytes() for variable in model.variables]
+        for variable, before in zip(model.variables, first, strict=True):
+            variable.assign(before)
+        return found
+
+    before = trained(optimized)
+    assert before == trained(model)
+    setattr(model.layers[1], name, value)
+    for each in (model, optimized):
+        each.compile("sgd", "mse", jit_compile=False)
+    assert before != trained(optimized) == trained(model)
+    assert ("after its code or settings changed" in caplog.text) is (name == "is_squared" and granularity != "layer")
+
+
 class Mean(layers.Layer):
     """Divides by the sizes of its input: constants of a trace that knows them."""
 

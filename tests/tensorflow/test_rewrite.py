@@ -109,6 +109,19 @@ def test_layers_unfrozen_after_optimizing() -> None:
     assert_trains_alike(model, optimized)
 
 
+def test_layers_added_to_a_sequential_model_after_optimizing(caplog: pytest.LogCaptureFixture) -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), *(layers.Dense(6, activation="gelu") for _ in range(4))])
+    optimized = optimized_by_hand(model, (model.layers[0].name, model.layers[1].name))
+    optimized.pop()
+    optimized.add(layers.Dense(3))
+    assert optimized(tf.ones((2, 6)), training=True).shape == (2, 3)
+    plain = tf_memsaver.strip(optimized)
+    assert [layer.name for layer in plain.layers] == [layer.name for layer in optimized.layers]
+    assert_trains_alike(plain, optimized)
+    assert caplog.text.count("trains without its plan") == 1
+
+
 def _shared(calls: int) -> Any:
     shared, norm = layers.Dense(6, activation="tanh", name="shared"), layers.BatchNormalization(name="norm")
     x = inputs = keras.Input((6,))

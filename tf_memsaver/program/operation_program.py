@@ -61,8 +61,8 @@ class _Segmented(NamedTuple):
 class _OperationsInSegments:
     """Runs the operations of the model's traced call in segments.
 
-    It is traced anew when layers were frozen or unfrozen, for other arguments beside the inputs, and for a graph in
-    which the shapes of the inputs are known.
+    It is traced anew when layers were frozen or unfrozen, for other arguments beside the inputs, for a graph in which
+    the shapes of the inputs are known, and where somebody asks for that.
     """
 
     def __init__(self, model: Any, function: ModelFunction, plan: Plan, segmenter: Segmenter) -> None:
@@ -74,6 +74,15 @@ class _OperationsInSegments:
         self._settings = settings_of(model)
         self._sequence = function.calls.sequence
         self._planned[self._key(function.arguments)] = self._segmented(function)
+
+    def renew(self, model: Any | None) -> None:
+        """Trace the call anew when it is made next: what layers read in Python may have changed.
+
+        ``model`` is the plain model as it is now; None if it is the one that was planned.
+        """
+        self._model = self._model if model is None else model
+        self._planned.clear()
+        self._known.clear()
 
     def _segmented(self, function: ModelFunction) -> _Segmented:
         return _Segmented.of(function, function.segments(self._plan.segments), self._segmenter)
@@ -90,16 +99,13 @@ class _OperationsInSegments:
             try:
                 self._plan.check_matches(sequence.signatures, sequence.labels)
             except PlanMismatchError:
-                changes = self._changes(arguments)
-                if not changes:
-                    raise
-                self._planned[key] = self._moved(arguments, *changes)
+                self._planned[key] = self._moved(arguments, *self._changes(arguments))
             else:
                 self._planned[key] = self._segmented(function)
         return self._planned[key]
 
-    def _changes(self, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-        """Return how a call is trained and what was planned for, where these are not the same."""
+    def _changes(self, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """Return how a call is trained and what was planned for, which are not the same."""
         trained, planned = [], []
         if settings_of(self._model) != self._settings:
             trained.append("with layers frozen or unfrozen since")
@@ -108,7 +114,9 @@ class _OperationsInSegments:
         if arguments != usual:
             trained.append(f"with {_spelled(arguments)}")
             planned.append(_spelled(usual))
-        return (" and ".join(trained), " and ".join(planned)) if trained else None
+        if not trained:
+            return "after its code or settings changed", "it as it was before"
+        return " and ".join(trained), " and ".join(planned)
 
     def _moved(self, arguments: Mapping[str, Any], trained: str, planned: str) -> _Segmented | None:
         """Return the call where it runs other operations than were planned, cut where the planned one is."""

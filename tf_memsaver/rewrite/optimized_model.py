@@ -59,6 +59,8 @@ class OptimizedModel:
     """The plan, and what runs by it in the place of the class's ``call`` or ``train_step``."""
     _memsaver_trained: tuple[str, ...]
     """The variables that were trainable when the plan was put in place, by their paths."""
+    _memsaver_layers: tuple[Any, ...]
+    """The layers that were there then, of a Sequential model: to these, others can be added."""
 
     @property
     def memsaver_plan(self) -> Plan:
@@ -84,6 +86,14 @@ class OptimizedModel:
         lines += [f"   {run}" for run in (*runs[:_MOST_RUNS], *more)]
         (print_fn or keras_models.print_below_summary)("\n".join(lines))
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the model, as Keras does. What layers read in Python since the last time is traced anew."""
+        super().compile(*args, **kwargs)  # type: ignore[misc]
+        run = self._memsaver[1]
+        if hasattr(run, "renew"):
+            has_graph = keras_models.inner_functional(self) is not None
+            run.renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
+
     def make_train_function(self, force: bool = False) -> Any:
         """Make what ``fit`` runs, as Keras does; say so if the plan is for a model of which more or less is trained."""
         if _trained(self) != self._memsaver_trained:
@@ -95,6 +105,19 @@ class OptimizedModel:
                 self.name,  # type: ignore[attr-defined]
             )
         return super().make_train_function(force)  # type: ignore[misc]
+
+    @property
+    def _has_its_layers(self) -> bool:
+        """Whether the plan is for the layers that the model has; if not, that is said once."""
+        has = not isinstance(self, keras.Sequential) or tuple(self.layers) == self._memsaver_layers
+        if not has and self._memsaver_layers:
+            object.__setattr__(self, "_memsaver_layers", ())
+            logging.warning(
+                "layers of model '%s' were added or removed since it was planned, so it trains without its plan and "
+                "saves no memory. Optimize it again: model = tf_memsaver.optimize(model, ...).",
+                self.name,  # type: ignore[attr-defined]
+            )
+        return has
 
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
@@ -190,6 +213,7 @@ def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> 
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
     object.__setattr__(optimized, "_memsaver", (plan, run))
     object.__setattr__(optimized, "_memsaver_trained", _trained(model))
+    object.__setattr__(optimized, "_memsaver_layers", tuple(model.layers))
     return _compiled_like(model, optimized)
 
 
@@ -212,8 +236,8 @@ def another(model: Any) -> Any:
     """Return the same model, plain or optimized, as another object over the same layers, variables and optimizer."""
     made = _same_model(model, type(model))
     if is_optimized(model):
-        object.__setattr__(made, "_memsaver", model._memsaver)
-        object.__setattr__(made, "_memsaver_trained", model._memsaver_trained)
+        for name in ("_memsaver", "_memsaver_trained", "_memsaver_layers"):
+            object.__setattr__(made, name, getattr(model, name))
     return _compiled_like(model, made)
 
 
@@ -238,7 +262,8 @@ def _call_of(base: Any) -> Any:
 
     @functools.wraps(base.call, updated=())
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = self._memsaver[1] if _may_be_differentiated(args, kwargs) else plain_call
+        planned = _may_be_differentiated(args, kwargs) and self._has_its_layers
+        run = self._memsaver[1] if planned else plain_call
         return run(self, args, kwargs)
 
     # For readers of signatures that do not look behind a wrapper.
