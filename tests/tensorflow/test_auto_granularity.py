@@ -309,6 +309,29 @@ def test_layers_are_frozen_or_unfrozen_and_compiled_again(
     assert caplog.text.count("Optimize it again after compile()") == 1
 
 
+class Switched(layers.Layer):
+    """Runs one of two branches, as the size of the batch says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = layers.Dense(2 * WIDTH, activation="gelu"), layers.Dense(WIDTH)
+
+    def call(self, x: Any) -> Any:
+        h = keras.ops.switch(keras.ops.shape(x)[0] % 2, [lambda h: h, lambda h: h * 1.5], self.wide(x))
+        return x + self.narrow(h)
+
+
+@pytest.mark.parametrize("granularity", ["auto", "op"])
+def test_layers_with_several_branches(granularity: str) -> None:
+    """The names of the branches are of each trace alone: a plan did not fit the trace that it was applied to."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((LENGTH, WIDTH))
+    model = keras.Model(inputs, layers.Dense(3)(Switched()(Switched()(inputs))))
+    model.compile("adam", "mse", jit_compile=False)
+    optimized = tf_memsaver.optimize(model, batch_size=4, granularity=granularity, strategy="recompute_all")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 class Translating(keras.Model):
     """One embedding for what an encoder reads and what a decoder reads, or one for each."""
 

@@ -332,3 +332,16 @@ def test_branches_inside_of_a_loop_with_variables_of_their_own() -> None:
         return i + 1, tf.cond(i % 2 == 0, lambda: tf.tanh(x * a), lambda: tf.sin(x * b))
 
     assert Listed(lambda x: tf.while_loop(lambda i, _: i < 3, step, [0, x], maximum_iterations=3)[1]).agrees(a, b)
+
+
+def test_one_of_several_branches() -> None:
+    a = tf.Variable(2.0 * tf.ones(X.shape[-1]))
+
+    def switched(x: Any) -> Any:
+        branches = [lambda: tf.sin(x), lambda: tf.tanh(x * a), lambda: x * 2.0]
+        return tf.switch_case(tf.cast(tf.reduce_sum(x) * 0.0, tf.int32) + 1, branches)
+
+    listed = Listed(lambda x: switched(switched(x)))
+    assert listed.agrees(a)
+    with pytest.raises(UnsupportedModelError, match="loop or branch"):
+        Listed(lambda x: tf.switch_case(tf.cast(tf.reduce_sum(x), tf.int32), [lambda: tf.sin(x), lambda: fivefold(x)]))

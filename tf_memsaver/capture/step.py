@@ -166,7 +166,7 @@ class TracedStep:
 
         An optimizer that accumulates gradients assigns in a branch.
         """
-        effects = [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "If", "Resource"))]
+        effects = [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "Case", "If", "Resource"))]
         stack = [*(tensor.op for tensor in self.outputs), *(op for op in effects if op.device not in self.elsewhere)]
         wanted: set[int] = set()
         while stack:

@@ -6,6 +6,7 @@ Read from Keras 3.12 to 3.15: ``trainers/trainer.py``, ``layers/layer.py``, ``ac
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,12 @@ def build_unallocated(optimizer: Any) -> None:
             build(*args, **kwargs)
 
     object.__setattr__(optimizer, "build", built)
+
+
+def last_compiled(model: Any) -> weakref.ref[Any] | None:
+    """Return what is another one whenever ``compile`` was called: its tracker of the loss; None if it never was."""
+    tracker = getattr(model, "_loss_tracker", None)
+    return None if tracker is None else weakref.ref(tracker)
 
 
 def compile_arguments(model: Any) -> dict[str, Any] | None:

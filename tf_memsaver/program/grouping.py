@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_memsaver.cost import rules
 from tf_memsaver.program.op_calls import GroupCall, OpCall, slots_of
+from tf_memsaver.tfgraph.emission import functions_in
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS, custom_gradient_bodies, has_gradients
 
 LARGE_ELEMENTS = 4096
@@ -128,7 +129,7 @@ class _Signatures:
             attributes = sorted(
                 (key, str(value))
                 for key, value in call.operation.attributes.items()
-                if not key.startswith("_") and not value.HasField("func") and key not in ("value", "shared_name")
+                if not key.startswith("_") and not functions_in(value) and key not in ("value", "shared_name")
             )
             digest = hashlib.sha256(repr(attributes).encode()).hexdigest()[:8]
             reads = " ".join(self._producer.get(slot, f"in{slot}") for slot in call.reads)

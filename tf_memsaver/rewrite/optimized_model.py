@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,8 +60,10 @@ class OptimizedModel:
     """The plan, and what runs by it in the place of the class's ``call`` or ``train_step``."""
     _memsaver_trained: tuple[str, ...]
     """The variables that were trainable when the plan was put in place, by their paths."""
-    _memsaver_layers: tuple[Any, ...]
-    """The layers that were there then, of a Sequential model: to these, others can be added."""
+    _memsaver_compiled: weakref.ref[Any] | None
+    """Tells when the model was compiled whose call was traced (``keras_training.last_compiled``)."""
+    _memsaver_layers: tuple[weakref.ref[Any], ...]
+    """The layers that were there then, as Keras does not save them: of a Sequential model, they may become others."""
 
     @property
     def memsaver_plan(self) -> Plan:
@@ -86,17 +89,17 @@ class OptimizedModel:
         lines += [f"   {run}" for run in (*runs[:_MOST_RUNS], *more)]
         (print_fn or keras_models.print_below_summary)("\n".join(lines))
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the model, as Keras does. What layers read in Python since the last time is traced anew."""
-        super().compile(*args, **kwargs)  # type: ignore[misc]
-        run = self._memsaver[1]
-        if hasattr(run, "renew"):
-            has_graph = keras_models.inner_functional(self) is not None
-            run.renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
-
     def make_train_function(self, force: bool = False) -> Any:
-        """Make what ``fit`` runs, as Keras does; say so if the plan is for a model of which more or less is trained."""
-        if _trained(self) != self._memsaver_trained:
+        """Make what ``fit`` runs, as Keras does; say so if the plan is for a model of which more or less is trained.
+
+        Where it was compiled again, what layers read in Python may have changed: it is traced anew.
+        """
+        compiled = keras_training.last_compiled(self)
+        if compiled != self._memsaver_compiled and hasattr(self._memsaver[1], "renew"):
+            object.__setattr__(self, "_memsaver_compiled", compiled)
+            has_graph = keras_models.inner_functional(self) is not None
+            self._memsaver[1].renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
+        if self._has_its_layers and _trained(self) != self._memsaver_trained:
             object.__setattr__(self, "_memsaver_trained", _trained(self))
             logging.warning(
                 "layers of model '%s' were frozen or unfrozen since it was planned. It trains by that plan, but its "
@@ -109,7 +112,7 @@ class OptimizedModel:
     @property
     def _has_its_layers(self) -> bool:
         """Whether the plan is for the layers that the model has; if not, that is said once."""
-        has = not isinstance(self, keras.Sequential) or tuple(self.layers) == self._memsaver_layers
+        has = not isinstance(self, keras.Sequential) or [each() for each in self._memsaver_layers] == self.layers
         if not has and self._memsaver_layers:
             object.__setattr__(self, "_memsaver_layers", ())
             logging.warning(
@@ -213,8 +216,10 @@ def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> 
     # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
     object.__setattr__(optimized, "_memsaver", (plan, run))
     object.__setattr__(optimized, "_memsaver_trained", _trained(model))
-    object.__setattr__(optimized, "_memsaver_layers", tuple(model.layers))
-    return _compiled_like(model, optimized)
+    object.__setattr__(optimized, "_memsaver_layers", tuple(map(weakref.ref, model.layers)))
+    _compiled_like(model, optimized)
+    object.__setattr__(optimized, "_memsaver_compiled", keras_training.last_compiled(optimized))
+    return optimized
 
 
 def _trained(model: Any) -> tuple[str, ...]:
@@ -234,11 +239,12 @@ def strip(model: Any) -> Any:
 
 def another(model: Any) -> Any:
     """Return the same model, plain or optimized, as another object over the same layers, variables and optimizer."""
-    made = _same_model(model, type(model))
+    made = _compiled_like(model, _same_model(model, type(model)))
     if is_optimized(model):
         for name in ("_memsaver", "_memsaver_trained", "_memsaver_layers"):
             object.__setattr__(made, name, getattr(model, name))
-    return _compiled_like(model, made)
+        object.__setattr__(made, "_memsaver_compiled", keras_training.last_compiled(made))
+    return made
 
 
 def is_optimized(model: Any) -> bool:

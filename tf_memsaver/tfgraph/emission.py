@@ -39,7 +39,8 @@ Gradient = Callable[..., Any]
 
 
 _SHAPES_UNKNOWN = frozenset(
-    "If PartitionedCall StatefulPartitionedCall StatelessIf StatelessWhile TensorListStack While".split()
+    """Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile TensorListStack
+    While""".split()
 )
 """Operations whose outputs have the shapes of the functions inside, which were traced with a free batch dimension."""
 
@@ -96,7 +97,7 @@ class Template:
         self.shapes = [tensor.shape for tensor in outputs]
         self._definition = operation.op_def
         self.only_reads = only_reads(operation, operation.graph)
-        named = [func.name for value in self.attributes.values() for func in _named_in(value)]
+        named = [func.name for value in self.attributes.values() for func in functions_in(value)]
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
         self._handles = [
@@ -172,7 +173,7 @@ class Template:
         found = {}
         for key, value in self.attributes.items():
             found[key] = copy.deepcopy(value)
-            for named in _named_in(found[key]):
+            for named in functions_in(found[key]):
                 function = self._functions[named.name]
                 if function is not None:
                     named.name = _copied_function(function, graph).name
@@ -214,7 +215,7 @@ def _copied_function(function: Any, graph: Any) -> Any:
     called = []
     for node in definition.node_def:
         for value in node.attr.values():
-            for named in _named_in(value):
+            for named in functions_in(value):
                 inner = library_function(function.graph, named.name)
                 # What is one of several implementations is found by its name.
                 if inner is not None and not implements(inner):
@@ -242,7 +243,7 @@ def _note_shapes(definition: Any, graph: Any) -> None:
             node.attr[graphs.KNOWN_SHAPES].CopyFrom(AttrValue(list=noted))
 
 
-def _named_in(value: Any) -> Sequence[Any]:
+def functions_in(value: Any) -> Sequence[Any]:
     """Return the functions that an attribute names."""
     return [value.func] if value.HasField("func") else value.list.func
 

@@ -21,7 +21,7 @@ FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
 
 _LOOPS = frozenset({"StatelessWhile", "While"})
-_BRANCHES = frozenset({"If", "StatelessIf"})
+_BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 _CALLS = FUNCTION_CALLS | _LOOPS | _BRANCHES
 
 ASSIGNMENTS = {"AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "AssignVariableOp": "assign"}
@@ -33,6 +33,7 @@ _NO_REPLAY_STATE = frozenset(ASSIGNMENTS).union(
         "ReadVariableOp",
         "ResourceGather",
         "ResourceGatherNd",
+        "StatelessCase",
         "StatelessIf",
         "StatelessWhile",
         "VarHandleOp",
