@@ -323,3 +323,14 @@ _WEIGHT = tf.Variable(tf.eye(4))
 def test_functions_that_are_refused(function: Any, specs: list[Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         tf_memsaver.optimize_function(function, *specs)
+
+
+def test_a_function_has_the_name_that_it_has_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    weight = tf.Variable(tf.ones((8, 8)))
+
+    @tf.function
+    def squashed(x: Any) -> Any:
+        return tf.tanh(tf.sin(x @ weight))
+
+    tf_memsaver.optimize_function(squashed, tf.ones((4, 8)))
+    assert "function 'squashed': predicted peak" in capsys.readouterr().err

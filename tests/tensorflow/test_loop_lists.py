@@ -99,3 +99,25 @@ def test_a_loop_that_goes_back_takes_one_step_at_a_time() -> None:
         assert {each.get_attr("parallel_iterations") for each in loops} == {1 if order else 32}
         found[order] = [gradient.numpy() for gradient in traced(tf.constant(x))]
     assert all(np.array_equal(*both) for both in zip(*found.values(), strict=True))
+
+
+class Settling(layers.Layer):
+    """Runs as many steps as its values say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(8)
+
+    def call(self, x: Any) -> Any:
+        def goes_on(i: Any, h: Any) -> Any:
+            return keras.ops.cast(i, "float32") + 0.0 * keras.ops.sum(h) < 2.0
+
+        return keras.ops.while_loop(goes_on, lambda i, h: (i + 1, keras.ops.tanh(self.inner(h))), (0, x))[1]
+
+
+def test_steps_that_are_not_known_are_said_once_of_each_loop(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(1)(Settling()(Settling()(inputs))))
+    model.compile("adam", "mse", jit_compile=False)
+    tf_memsaver.estimate(model, batch_size=4)
+    assert caplog.text.count("runs an unknown number of steps") == 2

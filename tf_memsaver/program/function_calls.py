@@ -8,6 +8,7 @@ grouped so that each call makes one large tensor: segments of a plan are made of
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ class FunctionCalls(Program):
         scope of their own (``parity.scopes``). ``group`` makes calls of operations, by what they make if left out.
         No gradient is taken for the variables in ``frozen``, although they are trainable.
         """
-        self.name = str(concrete.name)
+        self.name = _name_of(concrete)
         self.signature = concrete.structured_input_signature
         self._type = concrete.function_type
         self._results = tf.nest.map_structure(_spec, concrete.structured_outputs)
@@ -222,6 +223,11 @@ def _python_values(argument: Any) -> list[Any]:
     specs_or_arrays = (tf.TypeSpec, np.ndarray, np.generic)
     leaves = tf.nest.flatten(argument)
     return [leaf for leaf in leaves if not (tf.is_tensor(leaf) or isinstance(leaf, specs_or_arrays))]
+
+
+def _name_of(concrete: Any) -> str:
+    """Return the name that a function has in Python, of which TensorFlow makes one of its own."""
+    return re.sub(r"^__inference_(.+)_\d+$", r"\1", tf.compat.as_str(concrete.name))
 
 
 def _spec(result: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -42,6 +43,10 @@ _NO_REPLAY_STATE = frozenset(ASSIGNMENTS).union(
 """Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
 
 
+_TOLD: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+"""The loops, by graph and name, of which a warning has said that their steps are not known."""
+
+
 def known_shape(tensor: Any, free: int | None = None) -> tuple[int, ...] | None:
     """Return the shape of a tensor, dimensions that are not known being ``free``; None if there is no telling."""
     if tensor.shape.rank is None:
@@ -74,14 +79,15 @@ def _loop_list_bytes(tensor: Any) -> int:
     if added is None:
         return 0
     trips = trip_count(tensor.op)
-    if trips is None:
+    told = _TOLD.setdefault(tensor.op.graph, set())
+    if trips is None and tensor.op.name not in told:
+        told.add(tensor.op.name)
         logging.warning(
             "loop '%s' runs an unknown number of steps, so the values that it keeps are not counted. "
             "Leave room for them in the budget.",
             tensor.op.name,
         )
-        return 0
-    return trips * tensor_bytes(added)
+    return 0 if trips is None else trips * tensor_bytes(added)
 
 
 def has_gradients(dtype: tf.DType) -> bool:
