@@ -271,6 +271,20 @@ def test_frozen_layers_are_cut_alike() -> None:
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
 
 
+def test_the_advice_for_a_frozen_backbone_says_that_it_is_frozen() -> None:
+    x = inputs = keras.Input((16, 16, 3))
+    for _ in range(4):
+        x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+    backbone = keras.Model(inputs, layers.GlobalAveragePooling2D()(x))
+    inputs = keras.Input((16, 16, 3))
+    model = keras.Model(inputs, layers.Dense(2)(backbone(inputs)))
+    assert "no gradient" not in tf_memsaver.search_plan(model, batch_size=64).advice
+    backbone.trainable = False
+    found = tf_memsaver.search_plan(model, batch_size=64).advice
+    assert "since no gradient is taken through 6 of 7 layers" in found
+    assert "Try optimizing again once layers are unfrozen" in found
+
+
 class Normed(layers.Layer):
     """A layer of somebody's own, which normalizes batches."""
 

@@ -24,6 +24,9 @@ _MOST = 0.5
 _FIXED = 0.75
 """The share of the peak from which on what no plan changes is the reason."""
 
+_FEW = 0.05
+"""The share of a step's own bytes below which activations are few."""
+
 _PINNED = 0.25
 """The same for layers that cannot be replayed, of bytes or of layers: what lies between them gains little, either."""
 
@@ -132,13 +135,29 @@ def _costs_more_than_it_saves(plan: Plan) -> bool:
 
 def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> list[tuple[str, str]]:
     """Return reasons, the most important first, each with what helps; at least one."""
-    found = [*_at_the_peak(graph, timeline), *_in_few_layers(graph, request, estimate), *_by_the_request(request)]
+    found = list(_without_gradients(graph, timeline, estimate))
+    if not found:
+        found = [*_at_the_peak(graph, timeline), *_in_few_layers(graph, request, estimate), *_by_the_request(request)]
     none = (
         f"the backward pass reads {format_bytes(estimate.activation_bytes)} of activations, and no other choice of "
         f"layers to recompute was found that needs less memory within the allowed time",
         _SMALLER_UNITS[request.granularity],
     )
     return found or [none]
+
+
+def _without_gradients(graph: Graph, timeline: Timeline, estimate: Estimate) -> Iterator[tuple[str, str]]:
+    """Yield that hardly a layer is trained, where that is why few activations are kept."""
+    trained = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD}
+    others = [unit for unit in graph.units if unit.index not in trained]
+    few = estimate.activation_bytes < _FEW * (timeline.peak_bytes - timeline.resident_bytes)
+    if few and len(others) >= _MOST * len(graph.units):
+        yield (
+            f"the backward pass reads only {format_bytes(estimate.activation_bytes)} of activations, since no gradient "
+            f"is taken through {len(others)} of {len(graph.units)} layers: they are frozen, or lie before all that is "
+            "trained",
+            "optimizing again once layers are unfrozen",
+        )
 
 
 def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:
