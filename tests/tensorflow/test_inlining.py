@@ -261,11 +261,20 @@ def of_the_first(x: Any, y: Any) -> Any:
         fivefold,
         lambda x: tf.tanh(fivefold(tf.exp(x))),
         lambda x: function(lambda t: fivefold(t) + t)(x),
+        lambda x: tf.tanh(function(fivefold, jit_compile=True)(tf.exp(x))),
         lambda x: fivefold(fivefold(x)),
         lambda x: of_the_first(tf.exp(x), x),
         lambda x: tf.nn.silu(x) + tf.nn.silu(2.0 * x),
     ],
-    ids=["alone", "in the middle", "in a function", "twice", "of one argument", "silu"],
+    ids=[
+        "alone",
+        "in the middle",
+        "in a function",
+        "in a function that XLA compiles",
+        "twice",
+        "of one argument",
+        "silu",
+    ],
 )
 def test_custom_gradients_come_along(outer: Function) -> None:
     assert Listed(outer).agrees()

@@ -85,7 +85,9 @@ class Inliner:
                 pairs = zip(outputs, body.outputs[: len(outputs)], strict=True)
                 slots.update({id(tensor): inner[id(made)] for tensor, made in pairs})
                 continue
-            _check_gradients_inside(operation, graph)
+            if operation.type not in FUNCTION_CALLS:
+                # A call keeps the function itself, and its gradient with it.
+                _check_gradients_inside(operation, graph)
             made = [self._new() for _ in outputs]
             slots.update({id(tensor): slot for tensor, slot in zip(outputs, made, strict=True)})
             template = Template(operation)

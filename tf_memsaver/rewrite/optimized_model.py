@@ -99,7 +99,7 @@ class OptimizedModel:
             object.__setattr__(self, "_memsaver_compiled", compiled)
             has_graph = keras_models.inner_functional(self) is not None
             self._memsaver[1].renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
-        if self._has_its_layers and _trained(self) != self._memsaver_trained:
+        if self._check_layers() and _trained(self) != self._memsaver_trained:
             object.__setattr__(self, "_memsaver_trained", _trained(self))
             logging.warning(
                 "layers of model '%s' were frozen or unfrozen since it was planned. It trains by that plan, but its "
@@ -109,9 +109,8 @@ class OptimizedModel:
             )
         return super().make_train_function(force)  # type: ignore[misc]
 
-    @property
-    def _has_its_layers(self) -> bool:
-        """Whether the plan is for the layers that the model has; if not, that is said once."""
+    def _check_layers(self) -> bool:
+        """Return whether the plan is for the layers that the model has; if not, say so once."""
         has = not isinstance(self, keras.Sequential) or [each() for each in self._memsaver_layers] == self.layers
         if not has and self._memsaver_layers:
             object.__setattr__(self, "_memsaver_layers", ())
@@ -268,7 +267,7 @@ def _call_of(base: Any) -> Any:
 
     @functools.wraps(base.call, updated=())
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        planned = _may_be_differentiated(args, kwargs) and self._has_its_layers
+        planned = _may_be_differentiated(args, kwargs) and self._check_layers()
         run = self._memsaver[1] if planned else plain_call
         return run(self, args, kwargs)
 
