@@ -335,6 +335,14 @@ def test_terms_out_of_one_segment_keep_their_order() -> None:
         assert not differing(plain, trained_by_fit(optimized, EXACT))
 
 
+def test_a_bias_that_keras_reshapes_in_each_of_twelve_calls_has_its_gradients_added_in_order() -> None:
+    # Graph optimisation takes both reshapes out, and sorts by what is left: call 10 comes before call 2.
+    inputs = keras.Input((12, 12, 12, 3))
+    x = layers.TimeDistributed(layers.Conv2D(16, 3, padding="same"))(inputs)
+    model = model_of(inputs, layers.GlobalAveragePooling3D()(layers.Conv3D(4, 3, padding="same", activation="gelu")(x)))
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(everywhere(model), EXACT))
+
+
 class OneExpert(layers.Layer):
     """A product of three dimensions, an approximate GELU, and a gate that weighs it."""
 

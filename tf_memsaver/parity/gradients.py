@@ -45,15 +45,31 @@ def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
         source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
         if operation.type in (*STAYING_IDENTITIES, "Sub") and _COPY.search(operation.name):
             source = operation.inputs[0]
-        if operation.type == "Reshape" and operation.inputs[0].op.type == "Sum":
+        is_of_sum = operation.type == "Reshape" and operation.inputs[0].op.type == "Sum"
+        if is_of_sum:
             summed = operation.inputs[0].op.inputs[0]
             same = summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list()
             source = summed if same else None
+        elif operation.type == "Reshape":
+            source = _before_reshapes(tensor)
         if source is None:
             return operation, additions
-        if operation.type == "Reshape":
+        if is_of_sum:
             additions.append(operation)
         tensor = source
+
+
+def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Return what reshapes have brought back to its own shape, or None: graph optimisation takes such ones out.
+
+    The gradient of a bias passes them that Keras reshapes to the number of axes and squeezes, as for a convolution.
+    """
+    source = tensor
+    while tensor.shape.is_fully_defined() and source.op.type == "Reshape":
+        source = source.op.inputs[0]
+        if source.shape.rank is not None and source.shape.as_list() == tensor.shape.as_list():
+            return source
+    return None
 
 
 def under_plain_name(
