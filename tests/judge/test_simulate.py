@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.strategies import covers, graphs
-from tf_memsaver.cost.device import MOST_POOL_SPREAD, POOL_SHARE, POOL_SPREAD, device_named
+from tf_memsaver.cost.device import HOLES, MOST_HOLES, POOL_SHARE, Holes, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator, Timeline
@@ -242,7 +243,7 @@ def test_what_the_allocator_adds_evens_out_over_many_buffers():
     few, many = added_by_the_allocator([8, 8, 8]), added_by_the_allocator([8] * 48)
     assert 0 < many[0] / many[1] < few[0] / few[1] / 3
     # Of some 48 equal buffers, a seventh of what one alone would add.
-    assert many[0] / many[1] == pytest.approx(POOL_SPREAD / 48**0.5, rel=0.1)
+    assert many[0] / many[1] == pytest.approx(HOLES.spread / 48**0.5, rel=0.1)
 
 
 def test_what_a_budget_is_compared_with_is_more_than_what_is_reported():
@@ -250,7 +251,18 @@ def test_what_a_budget_is_compared_with_is_more_than_what_is_reported():
     simulator, plan = Simulator(graph), (segment(0, 3, RECOMPUTE), segment(3, 4, STORE))
     shared = (1 + POOL_SHARE) * simulator.ordered_peak(plan, IDEAL)
     reported, highest = simulator.reported_peak(plan) - shared, simulator.highest_peak(plan) - shared
-    assert highest == pytest.approx(reported * MOST_POOL_SPREAD / POOL_SPREAD, rel=0.05)
+    assert highest == pytest.approx(reported * MOST_HOLES.spread / HOLES.spread, rel=0.05)
+
+
+@pytest.mark.parametrize("holes", [HOLES, MOST_HOLES])
+def test_scratch_that_is_larger_than_all_else_adds_a_share_of_its_own_bytes(holes: Holes) -> None:
+    # A chunk is never twice as large as the scratch memory in it, however seldom chances are to even out.
+    squares, scratch = np.array([16.0, 1e4, 0.0]), np.array([100.0, 1.0, 0.0])
+    added = holes.bytes(squares, scratch)
+    assert added[0] == pytest.approx(holes.spread * 4 + holes.scratch * 100)
+    assert added[1] == pytest.approx(holes.spread * 1e4**0.5, rel=0.01)
+    assert added[2] == 0
+    assert np.all(added <= holes.spread * np.sqrt(squares + scratch**2))
 
 
 def test_the_allocator_adds_nothing_to_buffers_that_are_not_from_its_pool():

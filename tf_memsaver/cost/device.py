@@ -7,6 +7,7 @@ kind of device serve; they are constants, with where they come from.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +15,34 @@ import numpy.typing as npt
 POOL_SHARE = 0.06
 """What TensorFlow's allocator adds to a step's buffers, as a share of their bytes: holes that earlier steps left."""
 
-POOL_SPREAD = 1.0
-"""What it adds beyond that, as a rule, to those of a step that runs in order, in units of their root sum of squares.
 
-``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, 2.21) hands out a free chunk whole unless the rest is
-at least as large as the request, or 128 MiB: so a buffer takes up to twice its bytes, by chance. Chances of many small
-buffers even out, those of a few large ones do not: what they add up to grows as the root of the sum of the squares of
-the sizes. Share and factor are from the largest of twenty steps of ``fit`` on a CPU (docs/figures.md). A GPU has the
-same allocator.
-"""
+class Holes(NamedTuple):
+    """What TensorFlow's allocator adds beyond that to the buffers of a step that runs in order.
 
-MOST_POOL_SPREAD = 2.1
-"""The same where a budget is at stake: more than the largest of twenty steps needed in nearly all plans seen."""
+    ``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, 2.21) hands out a free chunk whole unless the
+    rest is at least as large as the request, or 128 MiB: so a buffer takes up to twice its bytes, by chance. Chances of
+    many small buffers even out, those of a few large ones do not: what they add up to grows as the root of the sum of
+    the squares of the sizes, of which ``spread`` is a multiple. A kernel's scratch memory is one buffer, often larger
+    than all others: on its own it adds ``scratch``, a share of its bytes, where that comes to less. The figures are
+    from the largest of twenty steps of ``fit`` on a CPU (docs/figures.md). A GPU has the same allocator.
+    """
+
+    spread: float
+    scratch: float
+
+    def bytes(self, squares: npt.NDArray[np.float64], scratch: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return what is added in each step: ``squares`` are sums over its buffers, without those of the scratch."""
+        alone: npt.NDArray[np.float64] = self.spread * np.sqrt(squares) + self.scratch * scratch
+        return np.minimum(alone, self.spread * np.sqrt(squares + scratch**2))
+
+
+HOLES = Holes(spread=1.0, scratch=0.35)
+"""As a rule."""
+
+MOST_HOLES = Holes(spread=2.1, scratch=1.0)
+"""Where a budget is at stake: more than the largest of twenty steps needed in nearly all plans seen."""
+
+NO_HOLES = Holes(spread=0.0, scratch=0.0)
 
 LEAST_COUNTED_STEP = 16 << 20
 """Below this, what a CPU's allocator says of a step means nothing, since it does not count buffers below 256 KiB.
@@ -48,8 +65,7 @@ class Device:
     ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``judge.executor``). ``granularity``
     is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see
     ``judge.allocator``), which grows by regions if ``pool_grows``, and ``get_memory_info`` counts no others. The pool
-    adds ``pool_share`` of their bytes to a step's buffers, and ``pool_spread`` times the root of the sum of their
-    squares as a rule, ``most_pool_spread`` times at most.
+    adds ``pool_share`` of their bytes to a step's buffers, and by chance ``holes`` as a rule, ``most_holes`` at most.
     """
 
     kind: str
@@ -57,8 +73,8 @@ class Device:
     pooled_from: int
     pool_grows: bool
     pool_share: float
-    pool_spread: float
-    most_pool_spread: float
+    holes: Holes
+    most_holes: Holes
     threads: int
     cheap_seconds: float
     flops_per_second: float
@@ -91,8 +107,8 @@ CPU = Device(
     pooled_from=256 << 10,
     pool_grows=True,
     pool_share=POOL_SHARE,
-    pool_spread=POOL_SPREAD,
-    most_pool_spread=MOST_POOL_SPREAD,
+    holes=HOLES,
+    most_holes=MOST_HOLES,
     threads=2,
     cheap_seconds=3e-6,
     flops_per_second=1.2e11,
@@ -116,8 +132,8 @@ GPU = Device(
     pooled_from=1,
     pool_grows=False,
     pool_share=POOL_SHARE,
-    pool_spread=POOL_SPREAD,
-    most_pool_spread=MOST_POOL_SPREAD,
+    holes=HOLES,
+    most_holes=MOST_HOLES,
     threads=1,
     cheap_seconds=float("inf"),
     flops_per_second=1.5e13,
@@ -135,8 +151,8 @@ IDEAL = Device(
     pooled_from=1,
     pool_grows=False,
     pool_share=0.0,
-    pool_spread=0.0,
-    most_pool_spread=0.0,
+    holes=NO_HOLES,
+    most_holes=NO_HOLES,
     threads=0,
     cheap_seconds=0.0,
     flops_per_second=1.0,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, device_named
+from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, Holes, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge import executor
@@ -157,13 +157,15 @@ class Simulator:
         """
         schedule = self._scheduler.schedule(segments, taped=True)
         sums = self._sums(schedule)
-        roots = np.sqrt(sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2))
+        scratch = device.pooled(schedule.rows.workspace).astype(np.float64)
+        squares = sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch**2
         live = sums(lambda nbytes: self._counted(nbytes, device) + device.pool_share * device.pooled(nbytes))
 
-        def most(spread: float) -> int:
-            return int(np.rint(live + spread * roots).max(initial=self._counted(self._resident_sizes, device).sum()))
+        def most(holes: Holes) -> int:
+            taken = np.rint(live + holes.bytes(squares, scratch))
+            return int(taken.max(initial=self._counted(self._resident_sizes, device).sum()))
 
-        return most(device.pool_spread), most(device.most_pool_spread)
+        return most(device.holes), most(device.most_holes)
 
     @cached_property
     def counts_small(self) -> bool:
