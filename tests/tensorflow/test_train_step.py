@@ -588,6 +588,35 @@ def test_what_a_loss_differentiates_twice_stays_plain() -> None:
         blind.fit(given, shuffle=False, verbose=0)
 
 
+class Student(keras.Model):
+    """A loss of its own that asks the network inside for the losses that its layers add."""
+
+    def __init__(self, student: Any) -> None:
+        super().__init__(name="learner")
+        self.student = student
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.student(x, training=training)
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **more: Any) -> Any:
+        return tf.reduce_mean((y - y_pred) ** 2) + sum(self.student.losses)
+
+
+def test_an_inner_network_has_the_losses_that_its_layers_add() -> None:
+    inputs = x = keras.Input((WIDTH,))
+    for place in range(4):
+        x = layers.Dense(32, "gelu", activity_regularizer=keras.regularizers.L1(1e-2) if place == 2 else None)(x)
+    model = Student(keras.Model(inputs, layers.Dense(WIDTH)(x), name="student"))
+    model.compile("adam", jit_compile=False)
+    given = tf.data.Dataset.from_tensor_slices((X, X)).batch(64)
+    with pytest.raises(UnsupportedModelError, match="Try granularity='op'"):
+        tf_memsaver.optimize(model, data=given)
+    optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all", granularity="op")
+    assert optimized.memsaver_plan.recomputed
+    found = tf_memsaver.verify(model, optimized, data=given, steps=3)
+    assert found.identical and found.to_json()["compared"]["weight after fit"]
+
+
 def by_unit(graph: Graph, phase: Phase) -> dict[int, Counter[str]]:
     found: dict[int, Counter[str]] = {}
     for op in graph.ops:

@@ -95,7 +95,12 @@ def share_compiled_parts(model: Any, other: Any) -> None:
 def losses_of(operation: Any) -> list[Any]:
     """Return the losses that ``operation`` and its sublayers have added since they were last cleared (``_losses``)."""
     layers = operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else []
-    return [loss for layer in layers for loss in layer._losses]
+    return [loss for layer in layers for loss in own_losses(layer)]
+
+
+def own_losses(layer: Any) -> list[Any]:
+    """Return the losses that a layer itself has added since they were last cleared."""
+    return list(layer._losses)
 
 
 def clear_losses(model: Any) -> None:

@@ -39,6 +39,8 @@ class ModelFunction:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
         self._structure: Any = None
+        self._owners: list[int] = []
+        """The places of the layers that add the losses, among all of the model's."""
         self.arguments = usual_arguments(model) if arguments is None else arguments
 
         unscoped: Collection[str] = ()
@@ -50,8 +52,14 @@ class ModelFunction:
                 outputs = self.called(model, pack_inputs(model, list(flat)))
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
+            added = [
+                (place, loss)
+                for place, layer in enumerate(keras_models.all_layers(model))
+                for loss in keras_training.own_losses(layer)
+            ]
+            self._owners = [place for place, _ in added]
             return {
-                "losses": keras_training.losses_of(model),
+                "losses": [loss for _, loss in added],
                 "masks": [keras_calls.get_keras_mask(tensor) for tensor in made],
                 "logits": [keras_training.get_logits(tensor) for tensor in made],
                 "outputs": made,
@@ -101,11 +109,14 @@ class ModelFunction:
         return [tf.cast(each, spec.dtype) for each, spec in zip(keras.tree.flatten(inputs), specs, strict=True)]
 
     def finish(self, model: Any, flat: Sequence[Any]) -> Any:
-        """Return the outputs of ``model`` for the tensors of ``calls.sequence.outputs``; it gets the added losses."""
-        result = self.calls.finish(flat)
-        for loss in result["losses"]:
+        """Return the outputs of ``model`` for the tensors of ``calls.sequence.outputs``.
+
+        Its layers get the losses that they add: a step of one's own may ask any of them.
+        """
+        result, owners = self.calls.finish(flat), keras_models.all_layers(model) if self._owners else []
+        for place, loss in zip(self._owners, result["losses"], strict=True):
             # A Functional model has an add_loss of its own, for symbolic tensors alone.
-            keras.layers.Layer.add_loss(model, loss)
+            keras.layers.Layer.add_loss(owners[place], loss)
         for output, mask, logits in zip(result["outputs"], result["masks"], result["logits"], strict=True):
             if mask is not None:
                 keras_calls.set_keras_mask(output, mask)
@@ -130,7 +141,7 @@ class TracedProgram(ModelProgram):
         return self.function.calls.enter(self.function.flat_inputs(self.model, inputs))
 
     def finish(self, flat: Sequence[Any]) -> Any:
-        """Return the outputs; the model gets the losses that its layers added."""
+        """Return the outputs; the layers of the model get the losses that they add."""
         return self.function.finish(self.model, flat)
 
 

@@ -60,6 +60,7 @@ class StepProgram(TrainingProgram):
           UnsupportedModelError: it cannot be traced, or it trains no network that can be planned for.
         """
         self.model = model
+        self._by_layers_alone = False
         specs = trained_on(model)
         assert specs is not None, "a step is traced on data"
         self.opened: list[OpenedCall] = []
@@ -103,6 +104,7 @@ class StepProgram(TrainingProgram):
         # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
         program = cls(model, lambda network: wanted.of_call(network, "layer"))
         is_of_loss = isinstance(model, keras.Model) and not has_own_train_step(model)
+        program._by_layers_alone = True
         own = "has a compute_loss" if is_of_loss else "trains by a step"
         return program.noted(f"by layers alone, since it {own} of its own")
 
@@ -131,9 +133,10 @@ class StepProgram(TrainingProgram):
     def _nothing_to_plan(self, units: Sequence[Unit] = ()) -> UnsupportedModelError:
         pinned = ((unit.label, unit.pinned) for unit in units if unit.kind != CODE)
         reasons = "; ".join(f"'{path}' {reason}" for path, reason in [*self._plain.items(), *pinned][:_NAMED])
+        inside = "Try granularity='op', which plans inside all layers, or put" if self._by_layers_alone else "Put"
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
-            "Put what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
+            f"{inside} what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
             "get their tensors as arguments and return them."
         )
 
