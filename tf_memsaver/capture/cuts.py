@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -113,8 +113,9 @@ def _constant_positions(step: TracedStep) -> set[int]:
         if not any(tensor.op.type == "Const" for tensor in operation.inputs):
             continue
         for tensor in operation.inputs:
-            if tensor.op.type in family and id(tensor.op) in unit_of and len(readers.get(id(tensor), ())) == 1:
-                chained |= _joined(step, (unit_of[id(tensor.op)], unit_of[id(operation)]))
+            made = _made_for_one(tensor, readers)
+            if made is not None and made.type in family and id(made) in unit_of:
+                chained |= _joined(step, (unit_of[id(made)], unit_of[id(operation)]))
     return chained | _doubling_positions(step)
 
 
@@ -148,18 +149,24 @@ def _broadcast_positions(step: TracedStep) -> set[int]:
         id(each) for each in step.graph.get_operations() if each.type == REORDERED_BY_SIZE and id(each) in unit_of
     }
 
-    def is_inner(tensor: Any) -> bool:
-        only = readers.get(id(tensor), ())
-        return id(tensor.op) in products and len(only) == 1 and id(only[0]) in products
-
+    factors: dict[int, list[Any]] = {}
+    """For each operand of a product, the product that it is made by for that one alone, if it is, or None."""
+    for operation in step.graph.get_operations():
+        if id(operation) in products:
+            made = (_made_for_one(tensor, readers) for tensor in operation.inputs)
+            factors[id(operation)] = [each if id(each) in products else None for each in made]
+    inner = {id(each) for operands in factors.values() for each in operands if each is not None}
     joined: set[int] = set()
     for operation in step.graph.get_operations():
-        if id(operation) not in products or is_inner(operation.outputs[0]):
+        if id(operation) not in products or id(operation) in inner:
             continue
         group, shapes = [operation], set[str]()
         for each in group:
-            group.extend(tensor.op for tensor in each.inputs if is_inner(tensor))
-            shapes.update(str(tensor.shape) for tensor in each.inputs if not is_inner(tensor))
+            for tensor, factor in zip(each.inputs, factors[id(each)], strict=True):
+                if factor is None:
+                    shapes.add(str(tensor.shape))
+                else:
+                    group.append(factor)
         if len(shapes) > 1:
             joined |= _joined(step, [unit_of[id(each)] for each in group])
     return joined
@@ -197,6 +204,18 @@ def _joined(step: TracedStep, units: Sequence[int]) -> set[int]:
     Code runs as it stands, whatever is cut: a running total does not join the blocks beside it.
     """
     return set() if step.code.issuperset(units) else _between(step, units)
+
+
+def _made_for_one(tensor: Any, readers: Mapping[int, Sequence[Any]]) -> Any | None:
+    """Return the operation that makes a tensor, if that has one reader alone, or None.
+
+    What passes it on unchanged is no reader, such as the ``IdentityN`` of a swish: graph optimisation takes it out.
+    """
+    while len(readers.get(id(tensor), ())) == 1:
+        if tensor.op.type not in ("Identity", "IdentityN"):
+            return tensor.op
+        tensor = tensor.op.inputs[tensor.value_index]
+    return None
 
 
 def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int], dict[int, list[Any]]]:

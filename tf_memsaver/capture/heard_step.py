@@ -35,7 +35,6 @@ from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.opened import OpenedCall, taken_over
 from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.train_step import Differentiated, TapeNotes, left_as_it_was, run_train_step, what_is_traced
-from tf_memsaver.tfgraph.operations import FUNCTION_CALLS
 
 
 class HeardStep:
@@ -246,13 +245,6 @@ class _Assignment:
         for unit, tensor, _ in self._sent():
             if makers.get(id(tensor), unit) != unit:
                 found.setdefault(id(tensor), {})[unit] = None
-        # Functions and custom gradients do not tell of themselves.
-        known = {id(each.operation) for each in self._notes.operations}
-        for operation, unit in zip(self._operations, self._units, strict=True):
-            if operation.type in (*FUNCTION_CALLS, "IdentityN") and id(operation) not in known:
-                for tensor in operation.inputs:
-                    if id(tensor) in found and makers[id(tensor)] != unit:
-                        found[id(tensor)][unit] = None
         return found
 
     def _sparse_units(self, makers: Mapping[int, int]) -> dict[int, str]:

@@ -82,7 +82,7 @@ def note_sums(gradient: Callable[..., Any]) -> None:
 def _register() -> None:
     pywrap_tfe.TFE_Py_RegisterVSpace(_vspace._replace(aggregate_fn=_added))
     wrap_gradient_function(_forgetting)
-    wrap_recorded_gradients(_forgetting)
+    wrap_recorded_gradients(lambda differentiate, _: _forgetting(differentiate))
 
 
 def last_sum(total: Any) -> tuple[Any, ...]:

@@ -18,7 +18,12 @@ import tensorflow as tf
 from tensorflow.python.eager import imperative_grad
 from tensorflow.python.ops import gradients_util
 
-from tf_memsaver.compat.tapes import could_possibly_record, mark_recorded_operations, wrap_gradient_function
+from tf_memsaver.compat.tapes import (
+    could_possibly_record,
+    mark_recorded_operations,
+    wrap_gradient_function,
+    wrap_recorded_gradients,
+)
 
 _MARK = "\n"
 """Parts the name scope that an operation is recorded with from the operation's name. No scope has it."""
@@ -59,17 +64,6 @@ def tapes_heard_by(listener: Listener) -> Iterator[None]:
         _thread.graph, _thread.listener = before
 
 
-def told(operation: Any, backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the gradient function of an operation that is recorded by hand so that listeners hear of it, too."""
-
-    def differentiate(*arrived: Any) -> Any:
-        if _thread.listener is None or operation.graph is not _thread.graph:
-            return backward(*arrived)
-        return _tell(operation, lambda: backward(*arrived))
-
-    return differentiate
-
-
 def _tell(operation: Any, differentiate: Callable[[], Any]) -> Any:
     """Return the gradients of an operation, and tell the listener of them."""
     start = _thread.graph.num_operations()
@@ -99,6 +93,19 @@ def _make_tapes_tell() -> None:
 
         return differentiated
 
+    def telling_of_recorded(backward: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
+        """Custom gradients, those of functions, and of operations that are recorded by hand."""
+        made: Any = next(iter(tf.nest.flatten(outputs)), None)
+        if _thread.listener is None or not tf.is_symbolic_tensor(made) or made.graph is not _thread.graph:
+            return backward
+
+        def differentiated(*arrived: Any) -> Any:
+            if _thread.listener is None or tf.compat.v1.get_default_graph() is not _thread.graph:
+                return backward(*arrived)
+            return _tell(made.op, lambda: backward(*arrived))
+
+        return differentiated
+
     @functools.wraps(take)
     def taken(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if _thread.listener is None or tf.compat.v1.get_default_graph() is not _thread.graph:
@@ -110,6 +117,7 @@ def _make_tapes_tell() -> None:
 
     mark_recorded_operations(mark_of)
     wrap_gradient_function(telling)
+    wrap_recorded_gradients(telling_of_recorded)
     imperative_grad.imperative_grad = taken
 
 

@@ -103,10 +103,11 @@ def wrap_gradient_function(wrap: Callable[[Callable[..., Any]], Callable[..., An
     pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)
 
 
-def wrap_recorded_gradients(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def wrap_recorded_gradients(wrap: Callable[[Callable[..., Any], Any], Callable[..., Any]]) -> None:
     """Have tapes get, of each gradient function that is recorded from now on, what ``wrap`` makes of it.
 
-    They are those of ``record_operation``: of segments and copied operations, of ``tf.custom_gradient``, of functions.
+    It is given the outputs, too, whose gradient that is. The functions are those of ``record_operation``: of segments
+    and copied operations, of ``tf.custom_gradient``, of functions.
     """
     before = record.record_operation
 
@@ -114,7 +115,7 @@ def wrap_recorded_gradients(wrap: Callable[[Callable[..., Any]], Callable[..., A
     def recorded(
         op_type: str, output_tensors: Any, input_tensors: Any, backward_function: Any, forward_function: Any = None
     ) -> None:
-        before(op_type, output_tensors, input_tensors, wrap(backward_function), forward_function)
+        before(op_type, output_tensors, input_tensors, wrap(backward_function, output_tensors), forward_function)
 
     record.record_operation = recorded
 

@@ -136,8 +136,8 @@ class StepProgram(TrainingProgram):
         inside = "Try granularity='op', which plans inside all layers, or put" if self._by_layers_alone else "Put"
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
-            f"{inside} what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers that "
-            "get their tensors as arguments and return them."
+            f"{inside} what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers "
+            "that get their tensors as arguments and return them."
         )
 
     def check_units(self, units: Sequence[Unit]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat import gradients, graphs
+from tf_memsaver.compat import graphs
 from tf_memsaver.compat.tapes import could_possibly_record, followed, record_operation
 from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
@@ -292,4 +292,4 @@ def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: 
             found = function(operation, *upstream)
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
-    record_operation(operation.type, outputs, inputs, gradients.told(operation, backward))
+    record_operation(operation.type, outputs, inputs, backward)
