@@ -57,6 +57,14 @@ def build_unallocated(optimizer: Any) -> None:
     object.__setattr__(optimizer, "build", built)
 
 
+def leave_out_updates(optimizer: Any) -> None:
+    """Let an optimizer change no variable that it trains, until its attributes are put back (``_backend_update_step``).
+
+    Tracing the updates takes about as long as tracing all that they are made of.
+    """
+    object.__setattr__(optimizer, "_backend_update_step", lambda *_: None)
+
+
 def last_compiled(model: Any) -> weakref.ref[Any] | None:
     """Return what is another one whenever ``compile`` was called: its tracker of the loss; None if it never was."""
     tracker = getattr(model, "_loss_tracker", None)

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras_calls, keras_models, keras_variables
+from tf_memsaver.compat import keras_calls, keras_models, keras_training, keras_variables
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
@@ -68,7 +68,9 @@ def heard_calls(model: Any, specs: Batch, chosen: Chosen | None = None, advice: 
     graph, notes, root = FuncGraph("heard_step"), TapeNotes(), TracedLayer(layer=None, path="", start=0)
     recorder = Recorder(root, graph, of_model=False)
     try:
-        with gradients_end_with_graphs(), left_as_it_was(model), graph.as_default():
+        with gradients_end_with_graphs(), left_as_it_was(model) as optimizers, graph.as_default():
+            for optimizer in optimizers:
+                keras_training.leave_out_updates(optimizer)
             run_train_step(model, specs, _placeholders, recorder, notes)
         return tuple((chosen or _of_model)(graph, root, notes))
     except MemsaverError:
