@@ -158,7 +158,7 @@ class Simulator:
         schedule = self._scheduler.schedule(segments, taped=True)
         sums = self._sums(schedule)
         scratch = device.pooled(schedule.rows.workspace).astype(np.float64)
-        squares = sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch**2
+        squares = np.maximum(sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch**2, 0.0)
         live = sums(lambda nbytes: self._counted(nbytes, device) + device.pool_share * device.pooled(nbytes))
 
         def most(holes: Holes) -> int:
