@@ -1,13 +1,20 @@
 """Slow tests run with ``tools/test --long`` only: those that are marked ``long``, and those listed in slow_tests.txt.
 
 ``python -m tools.slow_tests`` makes the list of measured times.
+
+TensorFlow takes oneDNN's kernels on newer processors alone, and others take other memory (a convolution of Eigen's 30 MiB
+of scratch): small models have other plans then. So that tests find the same plans everywhere, they ask for oneDNN, unless
+``TF_ENABLE_ONEDNN_OPTS`` is set.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 SLOW = frozenset(Path(__file__).with_name("slow_tests.txt").read_text(encoding="utf-8").splitlines())
 
