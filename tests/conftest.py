@@ -2,9 +2,9 @@
 
 ``python -m tools.slow_tests`` makes the list of measured times.
 
-TensorFlow takes oneDNN's kernels on newer processors alone, and others take other memory (a convolution of Eigen's 30 MiB
-of scratch): small models have other plans then. So that tests find the same plans everywhere, they ask for oneDNN, unless
-``TF_ENABLE_ONEDNN_OPTS`` is set.
+TensorFlow takes oneDNN's kernels on newer processors alone. Others take other memory, such as 30 MiB of scratch for a
+convolution of Eigen's, and small models have other plans. So that tests find the same plans everywhere, they ask for
+oneDNN, unless ``TF_ENABLE_ONEDNN_OPTS`` is set.
 """
 
 from __future__ import annotations
