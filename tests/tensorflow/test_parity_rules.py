@@ -335,6 +335,7 @@ def test_terms_out_of_one_segment_keep_their_order() -> None:
         assert not differing(plain, trained_by_fit(optimized, EXACT))
 
 
+@pytest.mark.xfail(takes_onednn(), reason="last bits differ with oneDNN's kernels (docs/limits.md)")
 def test_a_bias_that_keras_reshapes_in_each_of_twelve_calls_has_its_gradients_added_in_order() -> None:
     # Graph optimisation takes both reshapes out, and sorts by what is left: call 10 comes before call 2.
     inputs = keras.Input((12, 12, 12, 3))
