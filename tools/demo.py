@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tf_memsaver
+from tf_memsaver.compat.counting import count_memory
 from tf_memsaver.display import tables
 from tf_memsaver.display.progress import Progress
 from tf_memsaver.units import format_bytes
@@ -80,6 +81,7 @@ def _export_and_reload(optimized: Any, batch_size: int, folder: Path, progress: 
         tf_memsaver.export_saved_model(optimized, folder / "saved_model")
     names = ("saved_model", "batch.npz", "result.npz")
     with progress.stage("loading it with TensorFlow alone, in a fresh process, and training one step"):
+        count_memory()  # Its process does without tf_memsaver, and counts what it takes.
         done = run_module("tools.saved_model_step", *(folder / name for name in names))
     if done.returncode:
         raise SystemExit(f"the step on the SavedModel failed with code {done.returncode}:\n{done.stderr}")
