@@ -145,28 +145,28 @@ def _broadcast_positions(step: TracedStep) -> set[int]:
     Graph optimisation multiplies the small factors first (``MinimizeBroadcasts``), and so changes the rounding.
     """
     unit_of, readers = _readers(step, (Phase.FORWARD, Phase.BACKWARD))
-    products = {
-        id(each) for each in step.graph.get_operations() if each.type == REORDERED_BY_SIZE and id(each) in unit_of
-    }
+    operations = [
+        each for each in step.graph.get_operations() if each.type == REORDERED_BY_SIZE and id(each) in unit_of
+    ]
+    products = set(map(id, operations))
 
-    factors: dict[int, list[Any]] = {}
-    """For each operand of a product, the product that it is made by for that one alone, if it is, or None."""
-    for operation in step.graph.get_operations():
-        if id(operation) in products:
-            made = (_made_for_one(tensor, readers) for tensor in operation.inputs)
-            factors[id(operation)] = [each if id(each) in products else None for each in made]
-    inner = {id(each) for operands in factors.values() for each in operands if each is not None}
+    def factor(tensor: Any) -> Any | None:
+        made = _made_for_one(tensor, readers)
+        return made if id(made) in products else None
+
+    inner = {id(factor(tensor)) for each in operations for tensor in each.inputs}
     joined: set[int] = set()
-    for operation in step.graph.get_operations():
-        if id(operation) not in products or id(operation) in inner:
+    for operation in operations:
+        if id(operation) in inner:
             continue
         group, shapes = [operation], set[str]()
         for each in group:
-            for tensor, factor in zip(each.inputs, factors[id(each)], strict=True):
-                if factor is None:
+            for tensor in each.inputs:
+                made = factor(tensor)
+                if made is None:
                     shapes.add(str(tensor.shape))
                 else:
-                    group.append(factor)
+                    group.append(made)
         if len(shapes) > 1:
             joined |= _joined(step, [unit_of[id(each)] for each in group])
     return joined
