@@ -23,6 +23,7 @@ from tests.tensorflow.plans import (
 )
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat.onednn import takes_onednn
+from tf_memsaver.parity.gradients import maker_of
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
 from tools.shared.models.random_fit import fitted, random_fit_case
@@ -335,12 +336,40 @@ def test_terms_out_of_one_segment_keep_their_order() -> None:
         assert not differing(plain, trained_by_fit(optimized, EXACT))
 
 
-@pytest.mark.xfail(takes_onednn(), reason="last bits differ with oneDNN's kernels (docs/limits.md)")
+def test_a_gradient_that_was_reshaped_to_and_fro_has_the_name_of_what_made_it() -> None:
+    with tf.Graph().as_default():
+        made = tf.raw_ops.BiasAddGrad(out_backprop=tf.compat.v1.placeholder(tf.float32, (4, 16)))
+        as_image = tf.reshape(made, [1, 1, 1, 16])
+        back = tf.reshape(as_image, [16])
+        assert maker_of(back) is made.op and maker_of(as_image) is as_image.op
+        unknown = tf.reshape(tf.compat.v1.placeholder(tf.float32), [16])
+        assert maker_of(unknown) is unknown.op
+
+
+@pytest.mark.skipif(takes_onednn(), reason="two plain steps differ with oneDNN: run with TF_ENABLE_ONEDNN_OPTS=0")
 def test_a_bias_that_keras_reshapes_in_each_of_twelve_calls_has_its_gradients_added_in_order() -> None:
     # Graph optimisation takes both reshapes out, and sorts by what is left: call 10 comes before call 2.
     inputs = keras.Input((12, 12, 12, 3))
     x = layers.TimeDistributed(layers.Conv2D(16, 3, padding="same"))(inputs)
     model = model_of(inputs, layers.GlobalAveragePooling3D()(layers.Conv3D(4, 3, padding="same", activation="gelu")(x)))
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(everywhere(model), EXACT))
+
+
+class StraightThrough(layers.Layer):
+    """A product whose gradient is that of an identity: an ``IdentityN`` with a custom gradient passes it on."""
+
+    def call(self, x: Any) -> Any:
+        return tf.custom_gradient(lambda x: (x * tf.tanh(x), lambda upstream: upstream))(x)
+
+
+def test_no_segment_ends_between_a_product_with_a_custom_gradient_and_a_constant() -> None:
+    inputs = keras.Input((16, 16, 8))
+    x = layers.Conv2D(8, 3, name="first")(inputs)
+    x = layers.Rescaling(0.37, name="scale")(StraightThrough(name="product")(x))
+    x = layers.Conv2D(8, 3, name="third")(layers.Conv2D(8, 3, name="second")(x))
+    model = model_of(inputs, layers.GlobalAveragePooling2D()(x))
+    graph = capture_graph(model, batch_size=4)
+    assert [graph.units[position].label for position in graph.joined] == ["scale"]
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(everywhere(model), EXACT))
 
 
