@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tf_memsaver.parity.extra_readers import FirstRunReads
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradient_reads import read_by_gradients
 from tf_memsaver.parity.level import EXACT
@@ -117,3 +118,13 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")
     assert [op.inputs[0].op for op in reads if op.type == "Reshape"] == [sine]
+
+
+@pytest.mark.parametrize(
+    ("exponent", "count"), [(3.0, 1), ([3.0] * 4, 1), ([0.0, 1.0, 2.0, 3.0], 0), (2.0, 0), (None, 0)], ids=str
+)
+def test_cubes_have_the_squares_of_their_gradients(exponent: Any, count: int) -> None:
+    operations, sources, result = traced(lambda x, w: tf.pow(x, w[0] if exponent is None else tf.constant(exponent)))
+    with result.graph.as_default():
+        made = list(FirstRunReads(operations, sources, [result]).squares_of_cubes(None))
+    assert [tensor.op.type for tensor in made] == ["Pow"] * count

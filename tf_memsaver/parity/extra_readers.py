@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.cost.rules import METADATA_READERS
@@ -76,7 +77,8 @@ class FirstRunReads:
         """
         power, three = SQUARED_BY_GRADIENT
         for operation in self._operations:
-            if operation.type == power and tf.get_static_value(operation.inputs[1]) == three:
+            # An exponent may have several elements: frequencies are often powers of two.
+            if operation.type == power and np.all(tf.get_static_value(operation.inputs[1]) == three):
                 with tf.name_scope(f"{FIRST_RUN_GRADIENTS[forward_first]}/{operation.name}_grad/"):
                     # No constant, so that it is not taken for a square of the forward pass before others are.
                     exponent = operation.inputs[1]
