@@ -61,6 +61,24 @@ def test_branches_take_turns() -> None:
     ]  # fmt: skip
 
 
+def test_code_takes_its_turn() -> None:
+    # Its gradients are a tape's as well, but are of no unit; those of two networks are not one behind the other for it.
+    store = [Segment(start=unit, stop=unit + 1, mode=SegmentMode.STORE) for unit in range(4)]
+    graph = parse(TWO_BRANCHES.replace("backward unit=1", "backward"))
+    steps = scheduled(Prepared(graph), store, taped=True).steps[4:]
+    assert [graph.ops[step.op].name for step in steps] == [
+        "loss", "d_right1", "d_left1", "more", "AddN", "d_right0", "d_left0",
+    ]  # fmt: skip
+
+
+def test_a_sum_of_what_a_segment_reads_itself_and_sends_out_is_made_in_it() -> None:
+    graph = parse(TWO_BRANCHES.replace("unit=1 reads=1,5 writes=8", "unit=3 reads=4,5 writes=8"))
+    whole = [Segment(start=0, stop=2, mode=SegmentMode.RECOMPUTE), Segment(start=2, stop=4, mode=SegmentMode.STORE)]
+    steps = scheduled(Prepared(graph), whole, taped=True).steps
+    places = {graph.ops[step.op].name: place for place, step in enumerate(steps) if step.op >= 0 and not step.replay}
+    assert places["more"] < places["d_left1"] == places["AddN"] - 1 == places["d_left0"] - 2
+
+
 def test_a_sum_inside_of_a_segment_is_no_reason_to_replay_twice() -> None:
     graph = parse(TWO_BRANCHES.replace("reads=1,5 writes=8", "reads=2,5 writes=8"))
     whole = [Segment(start=0, stop=2, mode=SegmentMode.RECOMPUTE), Segment(start=2, stop=4, mode=SegmentMode.STORE)]

@@ -189,13 +189,24 @@ def _captured(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterable[_Run]:
 
 
 def _taped(segments: Sequence[Segment], ops: Sequence[Op]) -> Iterator[_Run]:
-    """Yield backward ops in the order of a tape; a sum of gradients of one segment is of that segment."""
+    """Yield backward ops in the order of a tape.
+
+    A sum of gradients is of the segment that all of them come from, or that sends one of them and gets the sum: what a
+    segment makes and reads itself is added up in its replay, and the others' terms arrive there.
+    """
     owners, numbers = _owners(segments), []
     number_of: dict[int, int] = {}
+    readers: dict[int, set[int]] = {}
+    for op in ops:
+        if op.unit in owners:
+            for value in op.inputs:
+                readers.setdefault(value, set()).add(owners[op.unit])
     for op in ops:
         number = owners.get(op.unit, -1)
         if op.unit is None:
             summed = {number_of[value] for value in op.inputs if value in number_of}
+            if len(summed) > 1:
+                summed &= {reader for value in op.outputs for reader in readers.get(value, ())}
             number = summed.pop() if len(summed) == 1 else -1
         numbers.append(number)
         number_of.update(dict.fromkeys(op.outputs, number))

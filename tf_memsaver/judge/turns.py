@@ -50,17 +50,22 @@ def _turns(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int])
             whole[number].ops.append(op)
         elif op.phase is Phase.UPDATE:
             turns.append(Turn(-1, [op]))
-        elif op.unit is None:
+        elif _is_sum(op):
             turns.append(Turn(number, [op]))
         else:
-            # The gradient function of the operation ``a/b`` adds ``gradient_tape/a/b/…``.
+            # The gradient function of the operation ``a/b`` adds ``gradient_tape/a/b/…``; of code's, ``gradient_tape/b``.
             key = number, op.name.rpartition("/")[0]
-            if key == last and key[1]:
+            if key == last and key[1] not in ("", "gradient_tape"):
                 turns[-1].ops.append(op)
             else:
                 turns.append(Turn(number, [op]))
         last = key
     return turns
+
+
+def _is_sum(op: Op) -> bool:
+    """Whether a tape adds gradients up by an op: it is no gradient function's, and of no unit."""
+    return op.unit is None and op.type == "AddN"
 
 
 class _Tape:
@@ -106,7 +111,8 @@ class _Tape:
             for follower in self._followers[place]:
                 missing[follower] = missing.get(follower, 0) - 1
                 if missing[follower] == 0:
-                    is_taped = self._turns[follower].ops[0].unit is not None
+                    first = self._turns[follower].ops[0]
+                    is_taped = first.phase is not Phase.UPDATE and not _is_sum(first)
                     (queue.append if is_taped else queue.appendleft)(follower)
 
     def _place(self, place: int) -> None:
