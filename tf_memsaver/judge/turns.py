@@ -53,7 +53,8 @@ def _turns(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int])
         elif _is_sum(op):
             turns.append(Turn(number, [op]))
         else:
-            # The gradient function of the operation ``a/b`` adds ``gradient_tape/a/b/…``; of code's, ``gradient_tape/b``.
+            # The gradient function of the operation ``a/b`` adds ``gradient_tape/a/b/…``.
+            # For code without a scope, several add to the same scope.
             key = number, op.name.rpartition("/")[0]
             if key == last and key[1] not in ("", "gradient_tape"):
                 turns[-1].ops.append(op)
