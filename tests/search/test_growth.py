@@ -14,9 +14,10 @@ from tf_memsaver.judge.simulate import Measured, Simulator
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
 from tf_memsaver.search import labels as search
-from tf_memsaver.search import one_level
+from tf_memsaver.search.bounds import of_one_level
 from tf_memsaver.search.costs import Grid
 from tf_memsaver.search.labels import Search
+from tf_memsaver.search.least_peak import least_peak
 from tf_memsaver.search.one_level import REACH, THIN_CUTS, OneLevel, candidate_positions
 from tf_memsaver.search.tables import Tables
 from tools.shared.nets import Net
@@ -95,16 +96,26 @@ def test_tables_of_many_cuts_grow_with_the_cuts():
     assert plans._full._considered is None
 
 
-def test_the_least_peak_between_some_cuts_is_about_the_least(monkeypatch: pytest.MonkeyPatch):
-    problem = residual(60)
-    full = OneLevel(problem).smallest
-    monkeypatch.setattr(one_level, "DENSE_CUTS", 160)
-    some = OneLevel(problem)
-    assert len(some._full.positions) > 2 * 160
+@pytest.mark.parametrize("blocks", [40, 60])
+def test_the_least_peak_of_a_large_graph_is_about_that_of_all_segments(blocks: int):
+    problem = residual(blocks)
+    plans = OneLevel(problem)
+    assert len(plans.all_tables.positions) > 2 * THIN_CUTS
+    full = least_peak(OneLevel(problem).all_tables)
     resident = problem.graph.resident_bytes
-    assert some._full._considered is None
-    # Searches of large graphs end at one part in a thousand.
-    assert 0.998 <= (some.smallest.peak_bytes - resident) / (full.peak_bytes - resident) <= 1.03
+    assert full is not None
+    # Searches of large graphs end at one part in 250.
+    assert 0.99 <= (plans.smallest.peak_bytes - resident) / (full.peak_bytes - resident) <= 1.02
+
+
+def test_bounds_of_too_many_labels_are_not_given(monkeypatch: pytest.MonkeyPatch):
+    """Labels that are dropped have no bound: the time of those that are left was given as one."""
+    problem = Problem.build(unet(8), Request())
+    limit = round(0.55 * problem.plain.peak_bytes)
+    best = OneLevel(problem).quickest(limit)
+    assert best is not None
+    monkeypatch.setattr(search, "MOST_EXTENSIONS", 1)
+    assert of_one_level(problem, limit, 2 * best.replay_seconds, front=64) <= best.replay_seconds
 
 
 def test_fewer_labels_lose_little_time(monkeypatch: pytest.MonkeyPatch):
@@ -113,7 +124,7 @@ def test_fewer_labels_lose_little_time(monkeypatch: pytest.MonkeyPatch):
     limit = round(0.55 * problem.plain.peak_bytes)
     exact = Search(tables, limit, front=64)
     best = exact.run()
-    monkeypatch.setattr(search, "MOST_FLAGS", 1)
+    monkeypatch.setattr(search, "MOST_EXTENSIONS", 1)
     bounded = Search(tables, limit, front=64)
     found = bounded.run()
     assert best is not None

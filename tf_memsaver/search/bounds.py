@@ -5,7 +5,8 @@ Two bounds, both in bytes of tensors and in the order of the schedule, as the ex
 * *One level*: the label search over all candidate cuts, of which the tables never claim more than a plan needs. Where a
   cut has more labels than the front holds, a label takes the least bytes and the least time of a range (rounding down),
   so that the answer stays a bound for every plan of store and recompute segments between the candidate cuts. What the
-  simulator saw of a cover that does not fit goes into the tables, and the search runs again.
+  simulator saw of a cover that does not fit goes into the tables, and the search runs again. It gives up where even
+  the ranges are too many, as in a U-Net of many skips.
 * *Bytes*: for plans of several levels and for graphs of too many cuts, a bound for any schedule at all that keeps the
   order of the forward and of the backward ops. At a backward op the plain step holds D bytes more than the limit. So
   values of D bytes that are read later are not live there, and each of them is made again: at least what the fractional
@@ -60,10 +61,13 @@ def of_one_level(problem: Problem, limit: int, known_seconds: float, front: int 
 
     ``known_seconds`` are those of such a plan: they are the answer where no plan is quicker.
     """
-    tables = problem.once(OneLevel).all_tables()
+    tables = problem.once(OneLevel).all_tables
     bound = 0.0
     for _ in range(ROUNDS):
-        proposal = Search(tables, limit, front, known_seconds * (1 + TIME_ERROR), rounds_down=True).run()
+        search = Search(tables, limit, front, known_seconds * (1 + TIME_ERROR), rounds_down=True)
+        proposal = search.run()
+        if search.gave_up:
+            break
         if proposal is None:
             return known_seconds
         bound = max(bound, proposal.replay_seconds)

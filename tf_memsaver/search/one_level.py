@@ -20,13 +20,10 @@ from tf_memsaver.search.labels import INFINITE, Search
 from tf_memsaver.search.least_peak import least_peak
 from tf_memsaver.search.repeats import Repeat, repeats, tilings
 from tf_memsaver.search.tables import Proposal, Tables
-from tf_memsaver.search.thinning import close_to, thinned
+from tf_memsaver.search.thinning import thinned
 
 THIN_CUTS = 128
 """A graph of more candidate cuts is *large*: there, searches narrow what they look at."""
-
-DENSE_CUTS = 512
-"""Of more candidate cuts, the search for the least peak looks at all segments between about so many only."""
 
 MOST_ROUNDS = 100
 """Simulations before a search settles for the best plan that it has simulated so far."""
@@ -47,9 +44,9 @@ TIME_ERROR = 1e-9
 """More than the share by which sums of times in different orders differ."""
 
 REACH = 16
-"""In large graphs, the cuts that a segment from any cut to any other may span when time counts."""
+"""In large graphs, the cuts that a segment from any cut to any other may span."""
 
-PEAK_STEPS = 1000
+PEAK_STEPS = 250
 """In large graphs the search for the least peak ends when it is known to one part in this many."""
 
 LIMIT_STEPS = 50
@@ -90,6 +87,7 @@ class OneLevel:
         self._problem = problem
         self._full = Tables(problem, candidate_positions(problem))
         self._is_large = len(self._full.positions) > THIN_CUTS
+        self._narrowed: dict[tuple[int, ...], Tables] = {}
         self._rounds = THIN_ROUNDS if self._is_large else MOST_ROUNDS
         self._front = LARGE_FRONT if self._is_large else FRONT
 
@@ -108,13 +106,8 @@ class OneLevel:
     @cached_property
     def smallest(self) -> Found:
         """The plan of least simulated peak; of those, the quickest that was found."""
-        known, tables = None, self._full
-        if self._is_large:
-            known = least_peak(self.thinned_tables(()))
-        if len(tables.positions) > DENSE_CUTS:
-            for wanted in (self._thinned, self._close_to):
-                tables = self._full.restricted(wanted(known.segments if known else (), DENSE_CUTS))
-                known = least_peak(tables, known, 1 / PEAK_STEPS)
+        known = least_peak(self.thinned_tables(()), tolerance=1 / PEAK_STEPS) if self._is_large else None
+        tables = self._tables(known.segments if known else ())
         best, least = self.plain, 0.0
         for _ in range(self._rounds):
             if self._is_large:
@@ -145,7 +138,7 @@ class OneLevel:
         """
         if self.plain is not None and self.plain.peak_bytes <= limit:
             return self.plain
-        tables = self._timed_tables(around)
+        tables = self._tables(around)
         found: Found | None = None
         seconds = INFINITE
         for _ in range(self._rounds):
@@ -172,7 +165,7 @@ class OneLevel:
         limit, smallest = seconds, self.smallest
         if smallest.replay_seconds <= seconds:
             return smallest
-        tables = self._timed_tables(smallest.segments)
+        tables = self._tables(smallest.segments)
         best = self.plain
         low, known = float(smallest.peak_bytes), None
         if self._is_large:
@@ -260,19 +253,23 @@ class OneLevel:
     def _simulated(self, segments: Sequence[Segment]) -> Found:
         return Found(segments=tuple(segments), measured=self._problem.simulator.measure(segments))
 
+    @property
     def all_tables(self) -> Tables:
-        """Return tables of all candidate cuts that learn on their own."""
-        return self._full.copy()
+        """The tables of all segments between candidate cuts."""
+        return self._full
 
-    def _timed_tables(self, around: Sequence[Segment]) -> Tables:
-        """Return tables for searches in which time counts: of fewer segments where the graph is large."""
-        return self._full.narrowed(self._thinned(around), REACH) if self._is_large else self.all_tables()
+    def _tables(self, around: Sequence[Segment]) -> Tables:
+        """Return the tables to search: of fewer segments where the graph is large. What is learnt stays in them."""
+        if not self._is_large:
+            return self._full
+        chosen = tuple(self._thinned(around))
+        if chosen not in self._narrowed:
+            self._narrowed[chosen] = self._full.narrowed(chosen, REACH)
+        return self._narrowed[chosen]
 
-    def _thinned(self, around: Sequence[Segment], most: int = THIN_CUTS) -> list[int]:
-        return thinned(self._full, {segment.stop for segment in tidied(around)} | set(borders(self._problem)), most)
-
-    def _close_to(self, around: Sequence[Segment], most: int) -> list[int]:
-        return close_to(self._full, [0, *(segment.stop for segment in around)], most)
+    def _thinned(self, around: Sequence[Segment]) -> list[int]:
+        wanted = {segment.stop for segment in tidied(around)} | set(borders(self._problem))
+        return thinned(self._full, wanted, THIN_CUTS)
 
     def thinned_tables(self, around: Sequence[Segment]) -> Tables:
         """Return tables of about ``THIN_CUTS`` positions, or of all where there are no more (see ``_thinned``)."""

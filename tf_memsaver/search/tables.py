@@ -224,12 +224,6 @@ class Tables:
         tables._begin(reach=len(chosen), among=())
         return tables
 
-    def copy(self) -> Tables:
-        """Return tables that learn on their own."""
-        tables = copy.copy(self)
-        tables._begin(self._reach, self._among)
-        return tables
-
     def narrowed(self, chosen: Sequence[int], reach: int) -> Tables:
         """Return tables that consider only recompute segments between ``chosen`` positions or of ``reach`` cuts."""
         tables = copy.copy(self)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -31,12 +29,3 @@ def thinned(tables: Tables, wanted: Collection[int], most: int) -> list[int]:
             chosen[int(share[index])] = index
     fixed = [index for index in range(count + 1) if positions[index] in wanted]
     return sorted({0, count, *chosen.values(), *fixed})
-
-
-def close_to(tables: Tables, ends: Sequence[int], most: int) -> list[int]:
-    """Return the indices of the first and the last position and of about ``most`` close to where segments end."""
-    reach = max(1, most // (2 * len(ends)))
-    last = len(tables.positions) - 1
-    places = (bisect_left(tables.positions, end) for end in ends)
-    near = (range(max(0, place - reach), min(last, place + reach) + 1) for place in places)
-    return sorted({0, last, *itertools.chain(*near)})
