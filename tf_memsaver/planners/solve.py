@@ -217,7 +217,7 @@ def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice
         yield best
     near = [choice for choice in others() if reported_peak(choice.segments) <= budget]
     yield from sorted(near, key=lambda choice: max(budget, highest_peak(choice.segments)))
-    last, _ = within(reported_peak)
+    last = within(reported_peak)[0] if near or not others() else None
     if last is not None:
         yield last
     elif best is None and not near:
