@@ -29,12 +29,12 @@ WITH_VALUES: list[tuple[MemsaverError, dict[str, object], list[str]]] = [
     (
         errors.InfeasibleBudgetError(2**30, 3 * 2**29, predicted_bytes=5 * 2**28),
         {"predicted_bytes": 5 * 2**28},
-        ["A budget of 1.25 GiB", "up to 1.50 GiB"],
+        [f"takes 1.25 GiB ({5 * 2**28} bytes)", f"up to 1.50 GiB ({3 * 2**29} bytes)"],
     ),
     (
         errors.InfeasibleBudgetError(2**30, 3 * 2**29, plain_bytes=11 * 2**27),
         {"plain_bytes": 11 * 2**27},
-        ["most plain steps take 1.38 GiB"],
+        ["Most plain steps take 1.38 GiB", "saves much"],
     ),
     (
         errors.InfeasibleOverheadError(0.1, 0.25),

@@ -63,21 +63,20 @@ class InfeasibleBudgetError(MemsaverError):
     def __str__(self) -> str:
         fixed = f"No plan changes {format_bytes(self.fixed_bytes)} of that: {self.fixed}. " if self.fixed_bytes else ""
         remedy = f"{self.remedy} Or raise" if self.remedy else "Raise"
-        tried = ""
+        least = f"{format_bytes(self.least_bytes)} ({self.least_bytes} bytes)"
+        found = f"the smallest budget found that trains this model at this batch size is {least}. "
         if 0 < self.predicted_bytes < self.least_bytes:
-            tried = (
-                f"A budget of {format_bytes(self.predicted_bytes)} ({self.predicted_bytes} bytes) or more gets a plan, "
-                f"too, but some steps may take up to {format_bytes(self.least_bytes)}. "
+            predicted = f"{format_bytes(self.predicted_bytes)} ({self.predicted_bytes} bytes)"
+            found = (
+                f"the plan of least memory takes {predicted} in most steps, and up to {least} in some. The smaller "
+                "number as a budget gets this plan, the larger one is kept by all steps. "
             )
-        if 0 < self.plain_bytes <= self.least_bytes:
-            tried += (
-                f"That is what steps take at most: most plain steps take {format_bytes(self.plain_bytes)}, and no plan "
-                "was found that saves much. "
-            )
+        plain = f"Most plain steps take {format_bytes(self.plain_bytes)}. " if self.plain_bytes else ""
+        if 0 < self.plain_bytes <= (self.predicted_bytes or self.least_bytes):
+            plain += "So no plan was found that saves much. "
         return (
-            f"no plan fits a budget of {format_bytes(self.budget_bytes)}; the smallest budget found that trains this "
-            f"model at this batch size is {format_bytes(self.least_bytes)} ({self.least_bytes} bytes). {tried}"
-            f"{fixed}{remedy} the budget or lower the batch size."
+            f"no plan fits a budget of {format_bytes(self.budget_bytes)}; {found}{fixed}{plain}{remedy} the budget or "
+            "lower the batch size."
         )
 
 
