@@ -16,6 +16,9 @@ from tools.shared.models.own_call import Attention
 
 LENGTH, WIDTH, STEPS = 12, 16, 8
 
+ACTIVATION = "gelu"
+"""Of the model with synchronized norms."""
+
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(1e-2),
     "clipped": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=1.0),
@@ -86,7 +89,7 @@ def functional() -> Any:
 def synchronized() -> Any:
     inputs = x = keras.Input((LENGTH, WIDTH))
     for _ in range(2):
-        y = layers.BatchNormalization(synchronized=True)(layers.Dense(2 * WIDTH, activation="gelu")(x))
+        y = layers.BatchNormalization(synchronized=True)(layers.Dense(2 * WIDTH, activation=ACTIVATION)(x))
         x = layers.Add()([x, layers.Dense(WIDTH)(layers.Dropout(0.2)(y))])
     return keras.Model(inputs, layers.Dense(3)(x))
 
@@ -143,8 +146,8 @@ class _Losses(keras.callbacks.Callback):
 
 
 def everything(model: Any) -> dict[str, tuple[bytes, ...]]:
-    """Return the bytes of all variables of a model and its optimizer, in each replica."""
-    variables = {v.path: v._value for v in (*model.variables, *model.optimizer.variables)}
+    """Return the bytes of all variables of a model, its optimizer and its metrics, in each replica."""
+    variables = {v.path: v._value for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)}
     return {
         path: tuple(each.numpy().tobytes() for each in getattr(value, "values", (value,)))
         for path, value in variables.items()
@@ -160,10 +163,11 @@ def fitted(strategy: Any, build: str, optimizer: str, granularity: str = "", siz
         model = globals()[build]()
         model.compile(OPTIMIZERS[optimizer](), "mse", jit_compile=False)
         start = everything(model)
-        if granularity:
-            model = tf_memsaver.optimize(model, data=data, granularity=granularity, strategy="min_peak")
-            assert model.memsaver_plan.recomputed_units
-            assert not model.memsaver_plan.note
+    if granularity:
+        # Outside of the scope, where the model knows its strategy and nothing else does.
+        model = tf_memsaver.optimize(model, data=data, granularity=granularity, strategy="min_peak")
+        assert model.memsaver_plan.recomputed_units
+        assert not model.memsaver_plan.note
     losses = _Losses()
     model.fit(data, shuffle=False, verbose=0, callbacks=[losses])
     assert len(losses.found) == STEPS

@@ -108,14 +108,24 @@ def test_what_depends_on_the_replica_is_planned_by_layers(layer: Any) -> None:
         assert plan.opened == () and re.match(reason, plan.note)
 
 
-def test_a_synchronized_norm_trains_alike() -> None:
+@pytest.mark.parametrize(
+    "activation",
+    [
+        pytest.param("gelu", marks=pytest.mark.xfail(reason="last bits differ (docs/limits.md)", strict=True)),
+        "relu",
+    ],
+)
+def test_a_synchronized_norm_trains_alike(activation: str) -> None:
+    """The backward pass of one replica holds operations of the other one, which were put in order twice, in a cycle."""
     code = """
+    replicas.ACTIVATION = sys.argv[1]
     plain = replicas.fitted(strategy, "synchronized", "adam")
     ours = replicas.fitted(strategy, "synchronized", "adam", "layer")
     assert any("batch_normalization" in name for name in ours.model.memsaver_plan.recomputed)
-    assert plain.losses == ours.losses and plain.final == ours.final
+    assert plain.losses == ours.losses
+    assert plain.final == ours.final
     """
-    in_replicas(code)
+    in_replicas(code, activation)
 
 
 def test_real_steps_are_not_run_on_one_device_instead() -> None:

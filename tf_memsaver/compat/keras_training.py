@@ -6,11 +6,13 @@ Read from Keras 3.12 to 3.15: ``trainers/trainer.py``, ``layers/layer.py``, ``ac
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_memsaver.compat.unallocated import variables_unallocated
 
@@ -81,6 +83,19 @@ def compile_arguments(model: Any) -> dict[str, Any] | None:
     if not isinstance(arguments, dict):
         return None
     return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
+
+
+def compile_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return the scope in which a model was compiled: its tracker of the loss has a variable for each replica, or one.
+
+    With one, all replicas add to it, in an order of their own.
+    """
+    tracker = getattr(model, "_loss_tracker", None)
+    variables = [] if tracker is None else tracker.variables
+    if any(isinstance(variable._value, tf.distribute.DistributedValues) for variable in variables):
+        strategy: tf.distribute.Strategy = model.distribute_strategy
+        return strategy.scope()
+    return contextlib.nullcontext()
 
 
 _COMPILED_PARTS = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker")

@@ -349,5 +349,6 @@ def _compiled_like(model: Any, made: Any) -> Any:
                 f"model '{model.name}' was compiled in a way that cannot be copied. Optimize it before compile(), "
                 "and compile the optimized model."
             )
-        keras.Model.compile(made, **arguments)
+        with keras_training.compile_scope(model):
+            keras.Model.compile(made, **arguments)
     return made

@@ -12,11 +12,15 @@ Only in graphs: eager steps are in order, and XLA orders by itself.
 
 from __future__ import annotations
 
+import math
 import weakref
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.gradients import backward_passes_go_to
@@ -42,20 +46,30 @@ class _Ordered:
     """A graph whose backward passes are held in order; operations are known by name, so that they can be forgotten.
 
     ``gates`` are what replays begin with and ``ends`` the last gradients that they hand on, ``gradients`` the results
-    of the backward passes. By device, ``last`` has what comes next is to wait for, and ``over`` the end of the last
-    replay: replicas on other devices go on by themselves.
+    of the backward passes, ``placed`` what is in order. By device, ``turns`` has what those that come after a place in
+    the graph are to wait for, and ``over`` the place and the end of the last replay: replicas on other devices go on by
+    themselves. Where they exchange values, as a synchronized norm does, the pass of one holds operations of the others,
+    between which the rest of theirs comes later.
     """
 
     batch_size: int
     gates: set[str] = field(default_factory=set)
     ends: set[str] = field(default_factory=set)
     gradients: set[str] = field(default_factory=set)
-    last: dict[str, list[str]] = field(default_factory=dict)
-    over: dict[str, str] = field(default_factory=dict)
+    placed: set[str] = field(default_factory=set)
+    turns: dict[str, list[tuple[int, tuple[str, ...]]]] = field(default_factory=dict)
+    over: dict[str, tuple[int, str]] = field(default_factory=dict)
 
-    def before_a_pass(self, device: str) -> list[str]:
+    def before(self, device: str, place: float) -> tuple[str, ...]:
+        """Return what an operation at a place is to wait for, as far as that is traced before it."""
+        turns = self.turns.get(device, [])
+        number = bisect_left(turns, place, key=itemgetter(0))
+        return turns[number - 1][1] if number else ()
+
+    def before_a_pass(self, device: str, place: float = math.inf) -> tuple[str, ...]:
         """Return what a replay, or the forward pass of another tape, has to wait for."""
-        return [*self.last.get(device, ()), *([self.over[device]] if device in self.over else [])]
+        over = self.over.get(device)
+        return (*self.before(device, place), *([over[1]] if over and over[0] < place else []))
 
 
 _ordered: weakref.WeakKeyDictionary[Any, _Ordered] = weakref.WeakKeyDictionary()
@@ -126,18 +140,27 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     place = {id(each): number for number, each in enumerate(added)}
     for loop in filter(is_loop, alive):
         run_steps_in_turn(loop)
-    for operation, waits in held_in_order(alive, ordered.gates | ordered.ends):
+    held = held_in_order(alive, ordered.gates | ordered.ends)
+    # A gradient that comes before what was traced before it has that one's place.
+    places = np.minimum.accumulate([start + place[id(each)] for each, _ in reversed(held)])[::-1].tolist()
+    last: dict[str, tuple[str, ...]] = {}
+    for (operation, waits), its_place in zip(held, places, strict=True):
         name, device = operation.name, operation.device
         if name in ordered.ends:
-            ordered.over[device] = waited_for(operation, place).name
+            ordered.over[device] = its_place, waited_for(operation, place).name
             continue
+        if name in ordered.placed:
+            continue
+        before = tuple(dict.fromkeys((*last.get(device, ()), *ordered.before(device, its_place))))
         if name in ordered.gates:
-            _wait(operation, ordered.before_a_pass(device))
+            _wait(operation, (*before, *ordered.before_a_pass(device, its_place)))
         elif _touched(operation, ordered.batch_size, kernels) < _LEAST_BYTES:
             continue
         elif waits:
-            _wait(operation, ordered.last.get(device, ()))
-        ordered.last[device] = [name] if waits else [*ordered.last.get(device, ()), name]
+            _wait(operation, before)
+        ordered.placed.add(name)
+        last[device] = (name,) if waits else (*before, name)
+        insort(ordered.turns.setdefault(device, []), (its_place, last[device]), key=itemgetter(0))
 
 
 def _order_updates(graph: Any) -> None:
@@ -152,6 +175,7 @@ def _wait(operation: Any, names: Iterable[str]) -> None:
     implied = {each.name for each in (*operation.control_inputs, *(tensor.op for tensor in operation.inputs))}
     for name in names:
         if name not in implied:
+            implied.add(name)
             wait_for(operation, operation.graph.get_operation_by_name(name))
 
 
