@@ -121,7 +121,7 @@ class OneLevel:
             least = proposal.peak_bytes * (1 - 1 / PEAK_STEPS)
             found = self._simulated(proposal.segments)
             best = found if best is None or found.rank < best.rank else best
-            if found.peak_bytes <= proposal.peak_bytes or not tables.learn(proposal, found.measured):
+            if self._is_as_told(found, proposal, PEAK_STEPS) or not tables.learn(proposal, found.measured):
                 break
             known = None
         if best is None:
@@ -167,11 +167,11 @@ class OneLevel:
             return smallest
         tables = self._tables(smallest.segments)
         best = self.plain
-        low, known = float(smallest.peak_bytes), None
+        low, known, step = float(smallest.peak_bytes), None, INFINITE
         if self._is_large:
             known = self._least_within(self.thinned_tables(smallest.segments), seconds, low)
         for _ in range(self._rounds):
-            proposal = self._least_within(tables, seconds, low, known)
+            proposal = self._least_within(tables, seconds, low, known, step)
             if proposal is None or (best is not None and proposal.peak_bytes > best.peak_bytes):
                 break
             found = self._simulated(proposal.segments)
@@ -179,9 +179,10 @@ class OneLevel:
                 seconds, known = proposal.replay_seconds * (1 - TIME_ERROR), None
                 continue
             best = found if best is None or found.rank < best.rank else best
-            if found.peak_bytes <= proposal.peak_bytes or not tables.learn(proposal, found.measured):
+            if self._is_as_told(found, proposal, LIMIT_STEPS) or not tables.learn(proposal, found.measured):
                 break
-            low, known = proposal.peak_bytes, None
+            # What was learnt seldom adds much: the next answer is a little above this one.
+            low, known, step = proposal.peak_bytes, None, proposal.peak_bytes / LIMIT_STEPS
         if best is None:
             raise ValueError("the hints force more recomputation than the time allows")
         return best
@@ -223,18 +224,24 @@ class OneLevel:
             best = min([*fitting, *([] if best is None else [best])], key=rank, default=None)
         return best
 
+    def _is_as_told(self, found: Found, proposal: Proposal, steps: int) -> bool:
+        """Whether a plan takes what its proposal said: to one part in so many in large graphs, else exactly."""
+        return found.peak_bytes <= proposal.peak_bytes * (1 + self._is_large / steps)
+
     def _least_within(
-        self, tables: Tables, seconds: float, low: float, known: Proposal | None = None
+        self, tables: Tables, seconds: float, low: float, known: Proposal | None = None, step: float = INFINITE
     ) -> Proposal | None:
         """Bisect the limit, from a known proposal down, to the least that allows one within ``seconds``.
 
-        To one part in ``LIMIT_STEPS`` in large graphs, else exactly.
+        To one part in ``LIMIT_STEPS`` in large graphs, else exactly. The first limits are no more than ``step`` above
+        ``low``, then twice as much, and so on.
         """
         best = known
         high = INFINITE if known is None else known.peak_bytes
         trial = (low + high) / 2
         if known is None and self.plain is not None:
             trial = float(self.plain.peak_bytes)
+        trial = min(trial, low + step)
         while low < high:
             front = self._front // 4 if self._is_large else self._front
             search = Search(tables, trial, front=front, seconds_limit=seconds)
@@ -245,9 +252,10 @@ class OneLevel:
                 return best
             else:
                 low = max(search.next_limit, trial)
-            if best is not None and self._is_large and high - low < high / LIMIT_STEPS:
+            if best is not None and self._is_large and high - low <= high / LIMIT_STEPS:
                 return best
-            trial = low if high - low < 1.0 else (low + high) / 2
+            step *= 2
+            trial = low if high - low < 1.0 else min((low + high) / 2, low + step)
         return best
 
     def _simulated(self, segments: Sequence[Segment]) -> Found:
