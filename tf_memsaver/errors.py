@@ -68,12 +68,12 @@ class InfeasibleBudgetError(MemsaverError):
         if 0 < self.predicted_bytes < self.least_bytes:
             predicted = f"{format_bytes(self.predicted_bytes)} ({self.predicted_bytes} bytes)"
             found = (
-                f"the plan of least memory takes {predicted} in most steps, and up to {least} in some. The smaller "
-                "number as a budget gets this plan, the larger one is kept by all steps. "
+                f"the plan of least memory takes {predicted} in most steps, and up to {least} in some. Give the "
+                "smaller number as a budget to get this plan, or the larger one to leave room for all steps. "
             )
         plain = f"Most plain steps take {format_bytes(self.plain_bytes)}. " if self.plain_bytes else ""
         if 0 < self.plain_bytes <= (self.predicted_bytes or self.least_bytes):
-            plain += "So no plan was found that saves much. "
+            plain += "No plan was found that saves much. "
         return (
             f"no plan fits a budget of {format_bytes(self.budget_bytes)}; {found}{fixed}{plain}{remedy} the budget or "
             "lower the batch size."

@@ -108,22 +108,19 @@ def test_what_depends_on_the_replica_is_planned_by_layers(layer: Any) -> None:
         assert plan.opened == () and re.match(reason, plan.note)
 
 
-@pytest.mark.parametrize(
-    "activation",
-    [
-        pytest.param("gelu", marks=pytest.mark.xfail(reason="last bits differ (docs/limits.md)", strict=True)),
-        "relu",
-    ],
-)
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_a_synchronized_norm_trains_alike(activation: str) -> None:
-    """The backward pass of one replica holds operations of the other one, which were put in order twice, in a cycle."""
+    """The backward pass of one replica holds operations of the other one, which were put in order twice, in a cycle.
+
+    After a gelu, last bits differ (docs/limits.md).
+    """
     code = """
     replicas.ACTIVATION = sys.argv[1]
     plain = replicas.fitted(strategy, "synchronized", "adam")
     ours = replicas.fitted(strategy, "synchronized", "adam", "layer")
     assert any("batch_normalization" in name for name in ours.model.memsaver_plan.recomputed)
     assert plain.losses == ours.losses
-    assert plain.final == ours.final
+    assert (plain.final == ours.final) is (replicas.ACTIVATION != "gelu")
     """
     in_replicas(code, activation)
 

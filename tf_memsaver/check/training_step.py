@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat.keras_variables import is_trained
+from tf_memsaver.compat.keras_variables import has_replicas, is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options.table import Mode
@@ -119,7 +119,7 @@ class TrainingStep(RunnableStep):
         self._model, self._optimizer, self._returned, self._stand_in = model, optimizer, gradients, stand_in
         self._structure = example.mapped(lambda _: 0)
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
-        if any(isinstance(v.value, tf.distribute.DistributedValues) for v in self.weights):
+        if any(map(has_replicas, self.weights)):
             raise UnsupportedModelError(
                 f"model '{model.name}' was made under a tf.distribute strategy, but verify, and measure with "
                 "isolate=False, run steps on one device. To check its plan, make the model without the strategy."

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_memsaver.compat.keras_variables import has_replicas
 from tf_memsaver.compat.unallocated import variables_unallocated
 
 
@@ -92,7 +93,7 @@ def compile_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
     """
     tracker = getattr(model, "_loss_tracker", None)
     variables = [] if tracker is None else tracker.variables
-    if any(isinstance(variable._value, tf.distribute.DistributedValues) for variable in variables):
+    if any(map(has_replicas, variables)):
         strategy: tf.distribute.Strategy = model.distribute_strategy
         return strategy.scope()
     return contextlib.nullcontext()

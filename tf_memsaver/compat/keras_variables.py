@@ -29,8 +29,17 @@ def bytes_of(variable: Any) -> int:
 
 def local_variable(variable: Any) -> Any:
     """Return the ``tf.Variable`` of a variable of Keras; of one of a tf.distribute strategy, its first replica's."""
-    value = variable._value if isinstance(variable, keras.Variable) else variable
-    return value.values[0] if isinstance(value, tf.distribute.DistributedValues) else value
+    value = _tf_variable(variable)
+    return value.values[0] if has_replicas(variable) else value
+
+
+def has_replicas(variable: Any) -> bool:
+    """Whether each replica of a tf.distribute strategy has its own copy of a variable."""
+    return isinstance(_tf_variable(variable), tf.distribute.DistributedValues)
+
+
+def _tf_variable(variable: Any) -> Any:
+    return variable._value if isinstance(variable, keras.Variable) else variable
 
 
 @contextlib.contextmanager

@@ -217,7 +217,8 @@ def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice
         yield best
     near = [choice for choice in others() if reported_peak(choice.segments) <= budget]
     yield from sorted(near, key=lambda choice: max(budget, highest_peak(choice.segments)))
-    last = within(reported_peak)[0] if near or not others() else None
+    # Where the plans of least memory are above the budget by this judge, too, no other one is asked for.
+    last = within(reported_peak)[0] if best is not None or near or not others() else None
     if last is not None:
         yield last
     elif best is None and not near:

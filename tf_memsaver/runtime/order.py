@@ -60,16 +60,16 @@ class _Ordered:
     turns: dict[str, list[tuple[int, tuple[str, ...]]]] = field(default_factory=dict)
     over: dict[str, tuple[int, str]] = field(default_factory=dict)
 
-    def before(self, device: str, place: float) -> tuple[str, ...]:
+    def before(self, device: str, place: float = math.inf) -> tuple[str, ...]:
         """Return what an operation at a place is to wait for, as far as that is traced before it."""
         turns = self.turns.get(device, [])
         number = bisect_left(turns, place, key=itemgetter(0))
         return turns[number - 1][1] if number else ()
 
-    def before_a_pass(self, device: str, place: float = math.inf) -> tuple[str, ...]:
-        """Return what a replay, or the forward pass of another tape, has to wait for."""
+    def end_of_replay(self, device: str, place: float = math.inf) -> tuple[str, ...]:
+        """Return what a replay, or the forward pass of another tape, has to wait for besides."""
         over = self.over.get(device)
-        return (*self.before(device, place), *([over[1]] if over and over[0] < place else []))
+        return (over[1],) if over and over[0] < place else ()
 
 
 _ordered: weakref.WeakKeyDictionary[Any, _Ordered] = weakref.WeakKeyDictionary()
@@ -121,7 +121,8 @@ def in_turn(tensor: Any) -> Any:
     ordered = _ordered.get(graph)
     if ordered is None or tensor.device not in ordered.over:
         return tensor
-    with tf.control_dependencies([graph.get_operation_by_name(n) for n in ordered.before_a_pass(tensor.device)]):
+    names = (*ordered.before(tensor.device), *ordered.end_of_replay(tensor.device))
+    with tf.control_dependencies([graph.get_operation_by_name(name) for name in names]):
         return tf.identity(tensor)
 
 
@@ -147,13 +148,14 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     for (operation, waits), its_place in zip(held, places, strict=True):
         name, device = operation.name, operation.device
         if name in ordered.ends:
-            ordered.over[device] = its_place, waited_for(operation, place).name
+            end = its_place, waited_for(operation, place).name
+            ordered.over[device] = max(ordered.over.get(device, end), end)
             continue
         if name in ordered.placed:
             continue
         before = tuple(dict.fromkeys((*last.get(device, ()), *ordered.before(device, its_place))))
         if name in ordered.gates:
-            _wait(operation, (*before, *ordered.before_a_pass(device, its_place)))
+            _wait(operation, (*before, *ordered.end_of_replay(device, its_place)))
         elif _touched(operation, ordered.batch_size, kernels) < _LEAST_BYTES:
             continue
         elif waits:

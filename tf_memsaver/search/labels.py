@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,21 +52,13 @@ class _Labels:
     parent: Ints
     mode: Ints
 
-    def columns(self) -> tuple[npt.NDArray[np.generic], ...]:
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """Return the arrays, in the order of the fields."""
         return (self.kept, self.seconds, self.peak, self.pattern, self.node, self.parent, self.mode)
 
     def take(self, rows: npt.NDArray[np.intp] | Flags) -> _Labels:
         """Return some of the rows."""
-        return _Labels(
-            self.kept[rows],
-            self.seconds[rows],
-            self.peak[rows],
-            self.pattern[rows],
-            self.node[rows],
-            self.parent[rows],
-            self.mode[rows],
-        )
+        return _Labels(*(column[rows] for column in self.columns()))
 
 
 class _Shelf:

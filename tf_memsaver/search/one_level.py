@@ -85,8 +85,9 @@ class OneLevel:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._full = Tables(problem, candidate_positions(problem))
-        self._is_large = len(self._full.positions) > THIN_CUTS
+        self.all_tables = Tables(problem, candidate_positions(problem))
+        """Of all segments between candidate cuts."""
+        self._is_large = len(self.all_tables.positions) > THIN_CUTS
         self._narrowed: dict[tuple[int, ...], Tables] = {}
         self._rounds = THIN_ROUNDS if self._is_large else MOST_ROUNDS
         self._front = LARGE_FRONT if self._is_large else FRONT
@@ -214,8 +215,8 @@ class OneLevel:
             given = segments if best is None else best.segments
             quick = [
                 tiling
-                for tiling in tilings(given, repeat, self._full.positions)
-                if self._full.costs.replay_seconds_of(tiling.replayed_until) <= seconds * (1 + TIME_ERROR)
+                for tiling in tilings(given, repeat, self.all_tables.positions)
+                if self.all_tables.costs.replay_seconds_of(tiling.replayed_until) <= seconds * (1 + TIME_ERROR)
             ]
             chosen = quick[:: max(1, math.ceil(len(quick) / MOST_TILINGS))]
             different = list(dict.fromkeys(tidied(tiling.segments) for tiling in chosen))
@@ -261,27 +262,22 @@ class OneLevel:
     def _simulated(self, segments: Sequence[Segment]) -> Found:
         return Found(segments=tuple(segments), measured=self._problem.simulator.measure(segments))
 
-    @property
-    def all_tables(self) -> Tables:
-        """The tables of all segments between candidate cuts."""
-        return self._full
-
     def _tables(self, around: Sequence[Segment]) -> Tables:
         """Return the tables to search: of fewer segments where the graph is large. What is learnt stays in them."""
         if not self._is_large:
-            return self._full
+            return self.all_tables
         chosen = tuple(self._thinned(around))
         if chosen not in self._narrowed:
-            self._narrowed[chosen] = self._full.narrowed(chosen, REACH)
+            self._narrowed[chosen] = self.all_tables.narrowed(chosen, REACH)
         return self._narrowed[chosen]
 
     def _thinned(self, around: Sequence[Segment]) -> list[int]:
         wanted = {segment.stop for segment in tidied(around)} | set(borders(self._problem))
-        return thinned(self._full, wanted, THIN_CUTS)
+        return thinned(self.all_tables, wanted, THIN_CUTS)
 
     def thinned_tables(self, around: Sequence[Segment]) -> Tables:
         """Return tables of about ``THIN_CUTS`` positions, or of all where there are no more (see ``_thinned``)."""
-        return self._full.restricted(self._thinned(around))
+        return self.all_tables.restricted(self._thinned(around))
 
 
 def candidate_positions(problem: Problem) -> list[int]:
