@@ -119,11 +119,11 @@ def test_calibrate_plans_for_less_until_real_steps_keep_the_budget(monkeypatch: 
     before = [v.numpy().tobytes() for v in model.variables]
     plain = tf_memsaver.search_plan(model, data=data(), strategy="plain").peak_bytes
     budget = int(0.8 * plain)
-    more, peaks = iter([plain // 8]), list[int]()
+    first, peaks = iter([budget + plain // 8]), list[int]()
 
     def measured(*args: Any, **how: Any) -> Any:
         found = measure(*args, **how)
-        peaks.append(found.peak_bytes + next(more, 0))
+        peaks.append(next(first, found.peak_bytes))
         return replace(found, peak_bytes=peaks[-1])
 
     monkeypatch.setattr("tf_memsaver.api.measure", measured)

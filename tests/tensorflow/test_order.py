@@ -285,3 +285,39 @@ def test_a_sum_of_three_terms_begins_where_that_of_the_plain_step_does(policy: s
         assert gradients(model) == gradients(tf_memsaver.apply_plan(model, plan))
     finally:
         keras.mixed_precision.set_global_policy("float32")
+
+
+def two_branches() -> tuple[Any, Any]:
+    """Two networks of convolutions without norms, each of which is called on what the other makes."""
+    keras.utils.set_random_seed(0)
+
+    def one() -> Any:
+        inputs = x = keras.Input((64, 64, 3))
+        for _ in range(4):
+            x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+        return keras.Model(inputs, layers.Conv2D(3, 3, padding="same")(x))
+
+    return optimized_between_cuts(one(), length=2), optimized_between_cuts(one(), length=2)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_backward_pass_begins_when_the_forward_passes_of_all_branches_are_over(passes: int) -> None:
+    first, second = two_branches()
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            cycled = [
+                tf.reduce_mean(tf.abs(x - second(first(x, training=True), training=True))),
+                tf.reduce_mean(tf.abs(x - first(second(x, training=True), training=True))),
+            ]
+            losses = cycled if passes == 2 else [cycled[0] + cycled[1]]
+        weights = [*first.trainable_variables, *second.trainable_variables]
+        return [cycled, *([tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)] for loss in losses)]
+
+    function = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((None, 64, 64, 3)))
+    operations = function.graph.get_operations()
+    forward = [each for each in operations if each.type == "Conv2D" and "gradient" not in each.name][:20]
+    gates = [each for each in operations if is_gate(each)]
+    assert gates and operations.index(forward[-1]) < operations.index(gates[0])
+    over = ancestors(gates[0])
+    assert [each.name for each in forward if each.name not in over] == []

@@ -103,11 +103,12 @@ def run_steps_in_turn(loop: Any) -> None:
 
 
 @functools.cache
-def traced_graphs_go_to(note: Callable[[Any], None]) -> None:
+def traced_graphs_go_to(note: Callable[[Any, list[Any]], None]) -> None:
     """Tell ``note`` from now on of each graph that a ``tf.function`` has traced to its end and may still be added to.
 
     That is when TensorFlow has put operations with side effects in order (``tensorflow/python/framework/
-    auto_control_deps.py``, which is the same in 2.20 and 2.21).
+    auto_control_deps.py``, which is the same in 2.20 and 2.21). It is told the graph, and the operations that the graph
+    is run for: those that make its results and those with side effects.
     """
     leave = AutomaticControlDependencies.__exit__
 
@@ -115,7 +116,8 @@ def traced_graphs_go_to(note: Callable[[Any], None]) -> None:
     def left(manager: Any, kind: Any, error: Any, traceback: Any) -> Any:
         result = leave(manager, kind, error, traceback)
         if error is None and not tf.executing_eagerly():
-            note(tf.compat.v1.get_default_graph())
+            returned = (each.op for each in tf.nest.flatten(list(manager._returned_tensors), expand_composites=True))
+            note(tf.compat.v1.get_default_graph(), [*manager.ops_which_must_run, *returned])
         return result
 
     AutomaticControlDependencies.__exit__ = left

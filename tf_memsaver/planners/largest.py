@@ -105,7 +105,7 @@ def largest_batch(
     if measure is not None:
         plan, peak = plan_that_keeps(plan, plan_for, measure)
     answer, request = plan.batch_size, plan.request
-    plain = _most(lambda size: _plain_peak(steps.at(size)) <= budget, min(start, answer), answer)
+    plain = _most(lambda size: _highest_of_plain(steps.at(size)) <= budget, min(start, answer), answer)
     sizes = {plain, *(round(answer * part / RATES) for part in range(1, RATES))} - {0, answer}
     plans = [(steps.at(size), _planned(steps.at(size), request)) for size in sorted(sizes)]
     rates = [_rate(graph, each) for graph, each in [*plans, (steps.captured(answer), plan)] if each is not None]
@@ -170,8 +170,9 @@ def _planned(graph: Graph, request: Request, versions: Versions = ()) -> Plan | 
         return None
 
 
-def _plain_peak(graph: Graph) -> int:
-    return Plans(graph).plan(Request(strategy="plain")).peak_bytes
+def _highest_of_plain(graph: Graph) -> int:
+    """Return what a budget must allow so that nothing is recomputed."""
+    return Plans(graph).plan(Request(strategy="plain")).highest_peak_bytes
 
 
 def _rate(graph: Graph, plan: Plan) -> Rate:

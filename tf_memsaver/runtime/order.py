@@ -31,6 +31,7 @@ from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.control import held_in_order, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
+from tf_memsaver.runtime.starts import hold_start, led_to
 from tf_memsaver.runtime.updates import hold_updates
 from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
 
@@ -46,7 +47,8 @@ class _Ordered:
     """A graph whose backward passes are held in order; operations are known by name, so that they can be forgotten.
 
     ``gates`` are what replays begin with and ``ends`` the last gradients that they hand on, ``gradients`` the results
-    of the backward passes, ``placed`` what is in order. By device, ``turns`` has what those that come after a place in
+    of the backward passes, ``placed`` what is in order, ``starts`` how many operations there were before each pass and
+    what begins it. By device, ``turns`` has what those that come after a place in
     the graph are to wait for, and ``over`` the place and the end of the last replay: replicas on other devices go on by
     themselves. Where they exchange values, as a synchronized norm does, the pass of one holds operations of the others,
     between which the rest of theirs comes later.
@@ -57,6 +59,7 @@ class _Ordered:
     ends: set[str] = field(default_factory=set)
     gradients: set[str] = field(default_factory=set)
     placed: set[str] = field(default_factory=set)
+    starts: list[tuple[int, str]] = field(default_factory=list)
     turns: dict[str, list[tuple[int, tuple[str, ...]]]] = field(default_factory=dict)
     over: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -82,7 +85,7 @@ def get_ready() -> None:
     ends a ``with`` where that begins.
     """
     backward_passes_go_to(_put_in_order)
-    traced_graphs_go_to(_order_updates)
+    traced_graphs_go_to(_finish)
 
 
 def hold_in_order(batch_size: int | None) -> None:
@@ -160,16 +163,26 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
             continue
         elif waits:
             _wait(operation, before)
+        if device not in last:
+            ordered.starts.append((start, name))
         ordered.placed.add(name)
         last[device] = (name,) if waits else (*before, name)
         insort(ordered.turns.setdefault(device, []), (its_place, last[device]), key=itemgetter(0))
 
 
-def _order_updates(graph: Any) -> None:
-    """Put the updates in a graph that was traced to its end in order with its backward passes."""
+def _finish(graph: Any, run: Sequence[Any]) -> None:
+    """Put backward passes in order with the rest of a graph that was traced to its end: forward passes, updates."""
     ordered = _ordered.get(graph)
-    if ordered is not None and ordered.gradients:
-        hold_updates(graph.get_operations(), ordered.gradients, _LEAST_VARIABLE)
+    if ordered is None or not ordered.gradients:
+        return
+    operations, kernels = graph.get_operations(), kernels_here()
+    hold_updates(operations, ordered.gradients, _LEAST_VARIABLE)
+    needed = led_to(run)
+    for start, name in ordered.starts:
+        first = graph.get_operation_by_name(name)
+        hold_start(
+            first, operations[:start], needed, _LEAST_BYTES, lambda each: _touched(each, ordered.batch_size, kernels)
+        )
 
 
 def _wait(operation: Any, names: Iterable[str]) -> None:

@@ -81,7 +81,7 @@ def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
     return Expressions(max(graphs, key=lambda graph: len(graph.node)), arguments)
 
 
-def _note(graph: Any) -> None:
+def _note(graph: Any, _run: list[Any]) -> None:
     for graphs in _noted:
         graphs.append(graph)
 

@@ -1,0 +1,56 @@
+"""A backward pass begins when the forward passes that were traced before it are over.
+
+Where a step calls two networks, or has several losses, the backward pass of one branch could begin while the forward
+pass of another still runs, with the activations of both passes in memory. So the first operation of a backward pass
+that is held in order waits for what the other branches end with: a reduction, such as the mean of a loss, or an extra
+reader of a first run. Graph optimisation fuses neither with anything, and only what the step runs anyway is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tf_memsaver.compat.graphs import wait_for
+from tf_memsaver.cost.rules import REDUCTIONS
+from tf_memsaver.parity.readers import is_extra
+
+
+def hold_start(
+    first: Any, before: Sequence[Any], run: set[int], least_bytes: int, touched: Callable[[Any], int]
+) -> None:
+    """Let the first operation of a backward pass wait for the ends of the branches that it would run beside.
+
+    Args:
+      first: the operation.
+      before: what was in the graph before the backward pass, in the order in which it was traced.
+      run: the ids of all operations that the graph runs (``led_to``).
+      least_bytes: a branch that touches no buffer of this size is left alone.
+      touched: returns the bytes of the largest buffer that an operation touches.
+    """
+    over = led_to([first])
+    beside = set[int]()
+    ends: dict[int, Any] = {}
+    for each in before:
+        if id(each) in run and id(each) not in over and each.device == first.device:
+            is_beside = any(id(tensor.op) in beside for tensor in each.inputs)
+            if is_beside or (not is_extra(each) and touched(each) >= least_bytes):
+                beside.add(id(each))
+                if is_extra(each) or each.type in REDUCTIONS:
+                    ends[id(each)] = each
+    # The last ones: those that lead to no other.
+    led = led_to([tensor.op for each in ends.values() for tensor in each.inputs])
+    for number, each in ends.items():
+        if number not in led:
+            wait_for(first, each)
+
+
+def led_to(operations: Iterable[Any]) -> set[int]:
+    """Return the ids of operations and of all that run before them."""
+    pending, found = list(operations), set[int]()
+    while pending:
+        operation = pending.pop()
+        if id(operation) not in found:
+            found.add(id(operation))
+            pending += (*(tensor.op for tensor in operation.inputs), *operation.control_inputs)
+    return found
