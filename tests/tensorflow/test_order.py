@@ -287,6 +287,35 @@ def test_a_sum_of_three_terms_begins_where_that_of_the_plain_step_does(policy: s
         keras.mixed_precision.set_global_policy("float32")
 
 
+def test_weights_of_a_network_that_is_called_twice_with_penalties_have_the_gradients_of_the_plain_step() -> None:
+    """A gradient of three terms: those that leave a replay early had another's name, by which terms are sorted."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(8, 3, padding="same")(inputs)
+    for _ in range(4):
+        y = layers.BatchNormalization()(x)
+        y = layers.Conv2D(8, 3, padding="same", use_bias=False, kernel_regularizer="l2")(layers.ReLU()(y))
+        x = layers.Add()([x, y])
+    plain = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+    start = [np.asarray(each) for each in plain.variables]
+    images = [np.random.default_rng(seed).standard_normal((8, 16, 16, 3)).astype("float32") for seed in range(2)]
+
+    def gradients(model: Any) -> list[bytes]:
+        for variable, value in zip(model.variables, start, strict=True):
+            variable.assign(value)
+
+        @tf.function(input_signature=[tf.TensorSpec((None, 16, 16, 3))] * 2, autograph=False)
+        def step(first: Any, second: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(first, training=True) ** 2) + tf.reduce_mean(model(second, training=True))
+                loss += tf.add_n(model.losses)
+            return tape.gradient(loss, [each.value for each in model.trainable_variables])
+
+        return [tf.convert_to_tensor(each).numpy().tobytes() for each in step(*images)]
+
+    assert gradients(plain) == gradients(optimized_between_cuts(plain, length=4))
+
+
 def two_branches() -> tuple[Any, Any]:
     """Two networks of convolutions without norms, each of which is called on what the other makes."""
     keras.utils.set_random_seed(0)

@@ -65,9 +65,15 @@ class FirstRun:
 
     @property
     def summed(self) -> list[bool]:
-        """By weight, whether its gradient is added to others: the variable is read several times, or elsewhere, too."""
+        """By weight, whether its gradient is added to others: the variable is read several times, or elsewhere, too.
+
+        That is also asked of the graph: another call of the network, or a penalty, is not of this forward pass.
+        """
         reads = Counter(self.variables)
-        return [reads[each] > 1 or self.function.is_read_elsewhere(each) for each in self.variables]
+        return [
+            reads[each] > 1 or self.function.is_read_elsewhere(each) or _has_other_reads(weight)
+            for each, weight in zip(self.variables, self.weights, strict=True)
+        ]
 
     def arriving(self, place: int, total: tf.Tensor, terms: Sequence[tf.Tensor] | None) -> Sequence[tf.Tensor]:
         """Return the gradient that has arrived for an output: in terms, where the function adds others to them."""
@@ -112,3 +118,9 @@ class FirstRun:
         self.variables = [*(place for place, _ in reversed(again)), *range(len(self.weights))]
         self.weights = [*(tensor for _, tensor in reversed(again)), *self.weights]
         self.wanted = followed(self.arguments)
+
+
+def _has_other_reads(weight: tf.Tensor) -> bool:
+    """Whether a graph reads the variable that a weight was read from in other places, too."""
+    read = weight.op
+    return read.type == "ReadVariableOp" and sum(e.type == read.type for e in read.inputs[0].consumers()) > 1

@@ -72,7 +72,8 @@ def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
     optimizers = KeptObjects(*trained_with(model)).optimizers
     written = [*model.variables, *(v for each in optimizers for v in each.variables), *model.metrics_variables]
     paths = {id(variable.value.handle): variable.path for variable in written}
-    captures = [(inside.op, id(outside)) for graph in traced for outside, inside in graph.captures]
+    # Functions inside, which are traced to their ends before, have the same names for other variables.
+    captures = [(inside.op, id(outside)) for outside, inside in traced[-1].captures]
     arguments = {
         argument.get_attr(_ARGUMENT).decode(): paths[handle]
         for argument, handle in captures
