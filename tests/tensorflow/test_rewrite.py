@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
-from tests.tensorflow.plans import hand_plan, labels, optimized_between_cuts, optimized_by_hand
+from tests.tensorflow.plans import hand_plan, labels, optimized_between_cuts, optimized_by_hand, optimized_in_segments
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import PlanFormatError, PlanMismatchError, SecondDerivativeError, UnsupportedModelError
+from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.rewrite.optimized_model import is_optimized, make_uncertified, strip
 from tools.shared.models import small as models
@@ -769,6 +772,25 @@ def test_a_segment_inside_another_that_makes_no_floats() -> None:
     assert_trains_alike(model, optimized_by_hand(model, ("flags", "product", inner)))
 
 
+def halves(graph: Graph, depth: int = 4) -> list[Segment]:
+    """Return segments of what may be replayed, each of two halves, and so on."""
+    ends = [each for each in range(len(graph.units) + 1) if each not in graph.joined]
+    runs = itertools.groupby(itertools.pairwise(ends), lambda pair: any(u.pinned for u in graph.units[slice(*pair)]))
+
+    def segment(pairs: Sequence[tuple[int, int]], levels: int) -> Segment:
+        half = len(pairs) // 2
+        children = [segment(pairs[:half], levels - 1), segment(pairs[half:], levels - 1)] if half and levels > 1 else []
+        start, stop = pairs[0][0], pairs[-1][1]
+        return Segment(start=start, stop=stop, mode=SegmentMode.RECOMPUTE, children=tuple(children))
+
+    made = []
+    for pinned, run in runs:
+        pairs = list(run)
+        stored = [Segment(start=start, stop=stop, mode=SegmentMode.STORE) for start, stop in pairs]
+        made += stored if pinned else [segment(pairs, depth)]
+    return made
+
+
 def test_sums_of_many_terms_in_nested_segments() -> None:
     """Which term a sum begins with depends on who else holds its buffer, under whatever name it is passed on."""
     x = inputs = keras.Input((32,))
@@ -777,8 +799,7 @@ def test_sums_of_many_terms_in_nested_segments() -> None:
         x = x + keras.ops.tanh(y) * 0.5 + keras.ops.square(y) / (1.0 + keras.ops.exp(-y)) + inputs
     model = keras.Model(inputs, layers.Dense(4)(x))
     model.compile("sgd", "mse", jit_compile=False)
-    optimized = tf_memsaver.optimize(model, batch_size=1024, strategy="nested")
-    assert any(child.children for segment in optimized.memsaver_plan.segments for child in segment.children)
+    optimized = optimized_in_segments(model, halves(capture_graph(model, batch_size=1024)), 1024, "layer")
     batch, targets = batch_for(model, 1024), tf.random.stateless_normal((1024, 4), (0, 0))
     found = []
     for trained in (model, optimized):
