@@ -27,7 +27,7 @@ from tf_memsaver.parity.gradients import maker_of
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
 from tools.shared.models.random_fit import fitted, random_fit_case
-from tools.shared.models.small import diffusion, factors_of_two_shapes, shared_block
+from tools.shared.models.small import factors_of_two_shapes, shared_block
 from tools.shared.records import Record, differing
 from tools.shared.training import fit, train
 
@@ -224,7 +224,7 @@ CASES = {
         lambda model: optimized_by_hand(model, ("before", "before"), ("term0", "after")),
         functools.partial(trained_by_tape, batch_size=256),
     ),
-    Rule.ARRIVING_NAMES: Case(diffusion, everywhere, functools.partial(trained_by_tape, free_batch=True)),
+    Rule.ARRIVING_NAMES: Case(hard_swishes, everywhere),
     Rule.ARRIVING_AFTER_FACTORS: Case(hard_swishes, everywhere),
     Rule.ARRIVING_SHAPES: Case(sum_of_unlike_sizes, lambda model: optimized_by_hand(model, ("add", "last"))),
     Rule.RESULTS_AS_TERMS: Case(sum_after_segments, between_cuts, of_known_sizes),
