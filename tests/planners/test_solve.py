@@ -255,3 +255,42 @@ def test_a_budget_is_kept_by_what_the_allocator_takes_at_most(strategy: str) -> 
     # From the predicted peak on, a budget gets a plan and that warning.
     assert caught.value.predicted_bytes == least.peak_bytes
     assert solve(graph, Request(strategy=strategy, budget_bytes=caught.value.predicted_bytes)).advice
+
+
+@pytest.mark.usefixtures("scratch_table")
+def test_where_the_plan_that_keeps_a_budget_is_too_slow_the_quicker_one_that_is_said_to_keep_it_is_taken() -> None:
+    graph = dataclasses.replace(chain([8, 12, 5, 9, 7, 11, 6, 10], scale=2**20), device="CPU")
+    simulator, count = Simulator(graph), len(graph.units)
+    ends = range(1, count)
+    plans = [[Segment(start=0, stop=e, mode=RECOMPUTE), Segment(start=e, stop=count, mode=STORE)] for e in ends]
+    plans += [
+        [
+            *(Segment(start=a, stop=b, mode=RECOMPUTE) for a, b in ((0, e), (e, d))),
+            Segment(start=d, stop=count, mode=STORE),
+        ]
+        for e, d in itertools.combinations(ends, 2)
+    ]
+    plans.sort(key=lambda plan: simulator.measure(plan).replay_seconds)
+    overheads = [simulator.measure(plan).replay_seconds / graph.step_seconds for plan in plans]
+    slow = min(plans, key=simulator.highest_peak)
+    budget = simulator.highest_peak(slow)
+    quick = next(plan for plan in plans if simulator.reported_peak(plan) <= budget)
+    assert simulator.highest_peak(quick) > budget
+    between = (overheads[plans.index(quick)] + overheads[plans.index(slow)]) / 2
+
+    @register_planner("mine", falls_back_to=["plainly"])
+    def mine(problem: Problem) -> Sequence[Segment]:
+        kept = [each for each in plans if simulator.measure(each).peak_bytes <= problem.request.budget_bytes]
+        if not kept:
+            raise InfeasibleBudgetError(problem.request.budget_bytes, budget)
+        return kept[0]
+
+    @register_planner("plainly")
+    def plainly(problem: Problem) -> Sequence[Segment]:
+        return [Segment(start=0, stop=count, mode=STORE)]
+
+    def found(most: float) -> Plan:
+        return solve(graph, Request(strategy="mine", budget_bytes=budget, max_overhead=most))
+
+    assert found(10.0).segments == tuple(slow)
+    assert found(between).step_overhead <= between and found(between).peak_bytes <= budget
