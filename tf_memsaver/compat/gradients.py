@@ -122,10 +122,16 @@ def _make_tapes_tell() -> None:
 
 
 class _Open(threading.local):
-    """How many backward passes are being added to a graph, by its id: a segment's replay takes gradients, too."""
+    """The backward passes that are being added to a graph, by its id: a segment's replay takes gradients, too.
+
+    ``passes`` says how many there are, ``targets`` what the first takes gradients of, and ``sources`` the ids of the
+    operations that these are computed from, once somebody has asked.
+    """
 
     def __init__(self) -> None:
         self.passes: Counter[int] = Counter()
+        self.targets: dict[int, list[Any]] = {}
+        self.sources: dict[int, set[int]] = {}
 
 
 _open = _Open()
@@ -138,24 +144,51 @@ def backward_passes_go_to(note: Callable[[Any, int, list[Any]], None]) -> None:
     It is told the graph, how many operations it had before, and the tensors of the gradients.
     """
 
-    def telling(take: Callable[..., Any]) -> Callable[..., Any]:
+    def telling(take: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """Return a function that takes gradients of its argument at a place, and tells of that."""
+
         @functools.wraps(take)
         def taken(*args: Any, **kwargs: Any) -> Any:
             if tf.executing_eagerly():
                 return take(*args, **kwargs)
             graph = tf.compat.v1.get_default_graph()
-            start = graph.num_operations()
-            _open.passes[id(graph)] += 1
+            number, start = id(graph), graph.num_operations()
+            _open.passes[number] += 1
+            _open.targets.setdefault(number, tf.nest.flatten(args[place]))
             try:
                 results = take(*args, **kwargs)
             finally:
-                _open.passes[id(graph)] -= 1
-            if not _open.passes[id(graph)]:
-                del _open.passes[id(graph)]
+                _open.passes[number] -= 1
+                is_over = not _open.passes[number]
+                if is_over:
+                    del _open.passes[number], _open.targets[number]
+                    _open.sources.pop(number, None)
+            if is_over:
                 note(graph, start, [each for each in tf.nest.flatten(results, True) if tf.is_symbolic_tensor(each)])
             return results
 
         return taken
 
-    imperative_grad.imperative_grad = telling(imperative_grad.imperative_grad)
-    gradients_util._GradientsHelper = telling(gradients_util._GradientsHelper)
+    imperative_grad.imperative_grad = telling(imperative_grad.imperative_grad, 1)
+    gradients_util._GradientsHelper = telling(gradients_util._GradientsHelper, 0)
+
+
+def is_differentiated(operation: Any) -> bool:
+    """Whether the backward pass that is being added to the current graph may go back through an operation.
+
+    ``backward_passes_go_to`` is to have been called before the pass. Outside of passes, nothing is differentiated.
+    """
+    number = id(tf.compat.v1.get_default_graph())
+    if number not in _open.targets:
+        return False
+    if number not in _open.sources:
+        pending = [each.op for each in _open.targets[number] if tf.is_symbolic_tensor(each)]
+        found = _open.sources[number] = set()
+        while pending:
+            source = pending.pop()
+            if id(source) not in found and source.type != "StopGradient":
+                found.add(id(source))
+                pending += (
+                    tensor.op for tensor in source.inputs if tensor.dtype.is_floating or tensor.dtype.is_complex
+                )
+    return id(operation) in _open.sources[number]

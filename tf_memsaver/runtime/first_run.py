@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from tf_memsaver.compat.gradients import is_differentiated
 from tf_memsaver.compat.tapes import followed
 from tf_memsaver.parity.gates import is_of_shapes
 from tf_memsaver.parity.readers import readers_of
@@ -67,7 +68,7 @@ class FirstRun:
     def summed(self) -> list[bool]:
         """By weight, whether its gradient is added to others: the variable is read several times, or elsewhere, too.
 
-        That is also asked of the graph: another call of the network, or a penalty, is not of this forward pass.
+        The graph is asked, too: another call of the network, or a penalty, is not of this forward pass.
         """
         reads = Counter(self.variables)
         return [
@@ -121,6 +122,9 @@ class FirstRun:
 
 
 def _has_other_reads(weight: tf.Tensor) -> bool:
-    """Whether a graph reads the variable that a weight was read from in other places, too."""
+    """Whether gradients come from other reads of the variable that a weight was read from, too."""
     read = weight.op
-    return read.type == "ReadVariableOp" and sum(e.type == read.type for e in read.inputs[0].consumers()) > 1
+    if read.type != "ReadVariableOp":
+        return False
+    others = (each for each in read.inputs[0].consumers() if each.type == read.type and each is not read)
+    return any(map(is_differentiated, others))
