@@ -37,7 +37,7 @@ def held_in_order(operations: Sequence[Any], others: Container[str]) -> list[Hel
     nothing but what they read.
     """
     ordered = filter_gradients_first(operations)
-    kernels = [each for each in ordered if each.name in others or (_is_backward(each) and _may_be_held(each))]
+    kernels = [each for each in ordered if each.name in others or (is_backward(each) and _may_be_held(each))]
     biases: dict[int, list[Any]] = {}
     for each in kernels:
         if each.type == BIAS_GRADIENT:
@@ -72,7 +72,7 @@ def filter_gradients_first(operations: Sequence[Any]) -> list[Any]:
 def is_kernel(tensor: Any) -> bool:
     """Whether a kernel of a backward pass has made a tensor, one that others may wait for."""
     operation = buffer_of(tensor).op
-    return _is_backward(operation) and _may_be_held(operation)
+    return is_backward(operation) and _may_be_held(operation)
 
 
 def last_held(operation: Any, place: Mapping[int, int]) -> Any | None:
@@ -84,7 +84,7 @@ def last_held(operation: Any, place: Mapping[int, int]) -> Any | None:
     pending = [operation]
     while pending:
         last = max(pending, key=lambda each: place[id(each)])
-        if not _is_backward(last) and last.type not in SUMS:
+        if not is_backward(last) and last.type not in SUMS:
             return None
         if _may_be_held(last):
             return last
@@ -116,7 +116,8 @@ def _may_be_held(operation: Any) -> bool:
     return given.rank is None or all(given.as_list() != (each.shape.rank and each.shape.as_list()) for each in made)
 
 
-def _is_backward(operation: Any) -> bool:
+def is_backward(operation: Any) -> bool:
+    """Whether an operation is of a backward pass, by its name."""
     return not {TAPE_SCOPE, FUNCTION_SCOPE}.isdisjoint(operation.name.split("/"))
 
 

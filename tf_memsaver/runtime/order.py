@@ -28,7 +28,7 @@ from tf_memsaver.compat.graphs import is_compiled_by_xla, run_steps_in_turn, tra
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.buffers import buffer_of
-from tf_memsaver.parity.control import held_in_order, waited_for
+from tf_memsaver.parity.control import held_in_order, is_backward, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.runtime.starts import hold_start, led_to
@@ -48,10 +48,10 @@ class _Ordered:
 
     ``gates`` are what replays begin with and ``ends`` the last gradients that they hand on, ``gradients`` the results
     of the backward passes, ``placed`` what is in order, ``starts`` how many operations there were before each pass and
-    what begins it. By device, ``turns`` has what those that come after a place in
-    the graph are to wait for, and ``over`` the place and the end of the last replay: replicas on other devices go on by
-    themselves. Where they exchange values, as a synchronized norm does, the pass of one holds operations of the others,
-    between which the rest of theirs comes later.
+    the first of it that may wait. By device, ``turns`` has what those that come after a place in the graph are to wait
+    for, and ``over`` the place and the end of the last replay: replicas on other devices go on by themselves. Where
+    they exchange values, as a synchronized norm does, the pass of one holds operations of the others, between which the
+    rest of theirs comes later.
     """
 
     batch_size: int
@@ -148,6 +148,7 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     # A gradient that comes before what was traced before it has that one's place.
     places = np.minimum.accumulate([start + place[id(each)] for each, _ in reversed(held)])[::-1].tolist()
     last: dict[str, tuple[str, ...]] = {}
+    begun = set[str]()
     for (operation, waits), its_place in zip(held, places, strict=True):
         name, device = operation.name, operation.device
         if name in ordered.ends:
@@ -163,7 +164,8 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
             continue
         elif waits:
             _wait(operation, before)
-        if device not in last:
+        if waits and device not in begun:
+            begun.add(device)
             ordered.starts.append((start, name))
         ordered.placed.add(name)
         last[device] = (name,) if waits else (*before, name)
@@ -179,10 +181,9 @@ def _finish(graph: Any, run: Sequence[Any]) -> None:
     hold_updates(operations, ordered.gradients, _LEAST_VARIABLE)
     needed = led_to(run)
     for start, name in ordered.starts:
+        forward = [each for each in operations[:start] if id(each) in needed and not is_backward(each)]
         first = graph.get_operation_by_name(name)
-        hold_start(
-            first, operations[:start], needed, _LEAST_BYTES, lambda each: _touched(each, ordered.batch_size, kernels)
-        )
+        hold_start(first, forward, lambda each: _touched(each, ordered.batch_size, kernels) >= _LEAST_BYTES)
 
 
 def _wait(operation: Any, names: Iterable[str]) -> None:

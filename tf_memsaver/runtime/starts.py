@@ -8,7 +8,7 @@ reader of a first run. Graph optimisation fuses neither with anything, and only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tf_memsaver.compat.graphs import wait_for
@@ -16,33 +16,34 @@ from tf_memsaver.cost.rules import REDUCTIONS
 from tf_memsaver.parity.readers import is_extra
 
 
-def hold_start(
-    first: Any, before: Sequence[Any], run: set[int], least_bytes: int, touched: Callable[[Any], int]
-) -> None:
+def hold_start(first: Any, forward: Iterable[Any], is_large: Callable[[Any], bool]) -> None:
     """Let the first operation of a backward pass wait for the ends of the branches that it would run beside.
 
     Args:
       first: the operation.
-      before: what was in the graph before the backward pass, in the order in which it was traced.
-      run: the ids of all operations that the graph runs (``led_to``).
-      least_bytes: a branch that touches no buffer of this size is left alone.
-      touched: returns the bytes of the largest buffer that an operation touches.
+      forward: what the graph runs of forward passes before it, in the order in which it was traced.
+      is_large: whether an operation touches a large buffer: a branch that touches none is left alone.
     """
     over = led_to([first])
     beside = set[int]()
     ends: dict[int, Any] = {}
-    for each in before:
-        if id(each) in run and id(each) not in over and each.device == first.device:
+    for each in forward:
+        if id(each) not in over and each.device == first.device:
             is_beside = any(id(tensor.op) in beside for tensor in each.inputs)
-            if is_beside or (not is_extra(each) and touched(each) >= least_bytes):
+            if is_beside or (not is_extra(each) and is_large(each)):
                 beside.add(id(each))
-                if is_extra(each) or each.type in REDUCTIONS:
+                if is_extra(each) or _reduces(each):
                     ends[id(each)] = each
     # The last ones: those that lead to no other.
     led = led_to([tensor.op for each in ends.values() for tensor in each.inputs])
     for number, each in ends.items():
         if number not in led:
             wait_for(first, each)
+
+
+def _reduces(operation: Any) -> bool:
+    """Whether an operation is a reduction to fewer axes: graph optimisation takes out one over no axes."""
+    return operation.type in REDUCTIONS and operation.inputs[0].shape.rank != operation.outputs[0].shape.rank
 
 
 def led_to(operations: Iterable[Any]) -> set[int]:
