@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         lost = SLOW.difference(item.nodeid for item in items)
         if lost:
-            raise pytest.UsageError(f"tests/slow_tests.txt has tests that there are no more: {', '.join(sorted(lost))}")
+            raise pytest.UsageError(f"tests/slow_tests.txt lists tests that do not exist: {', '.join(sorted(lost))}")
     if config.getoption("--long"):
         return
     named = any("::" in argument for argument in config.args)

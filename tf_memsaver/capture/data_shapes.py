@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.capture.step import TracedStep
-from tf_memsaver.compat.graphs import ListenedGraph
+from tf_memsaver.compat.graphs import ListenedGraph, led_to, makers
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import release
 from tf_memsaver.ir.graph import Phase
@@ -107,13 +107,7 @@ def _shape_of(tensor: Any, batch: Sequence[Any]) -> Shape:
     operations = graph.get_operations()
     placeholders = [each.outputs[0] for each in operations if each.type == "Placeholder"]
     given = [id(each) for each in placeholders if id(each) not in captured]
-    wanted: set[int] = set()
-    stack = [tensor.op]
-    while stack:
-        operation = stack.pop()
-        if id(operation) not in wanted:
-            wanted.add(id(operation))
-            stack.extend(each.op for each in operation.inputs)
+    wanted = led_to([tensor.op], makers)
 
     def shape(*leaves: Any) -> Any:
         made = {**captured, **dict(zip(given, leaves, strict=True))}

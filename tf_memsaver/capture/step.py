@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import led_to
 from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.errors import UnsupportedModelError
@@ -167,16 +168,9 @@ class TracedStep:
         An optimizer that accumulates gradients assigns in a branch.
         """
         effects = [op for op in self.graph.get_operations() if op.type.startswith(("Assign", "Case", "If", "Resource"))]
-        stack = [*(tensor.op for tensor in self.outputs), *(op for op in effects if op.device not in self.elsewhere)]
-        wanted: set[int] = set()
-        while stack:
-            operation = stack.pop()
-            if id(operation) in wanted:
-                continue
-            wanted.add(id(operation))
-            stack.extend(tensor.op for tensor in operation.inputs)
-            stack.extend(operation.control_inputs)
-        return wanted
+        return led_to(
+            [*(tensor.op for tensor in self.outputs), *(op for op in effects if op.device not in self.elsewhere)]
+        )
 
     @cached_property
     def readers(self) -> dict[int, list[Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import imperative_grad
 from tensorflow.python.ops import gradients_util
 
+from tf_memsaver.compat.graphs import led_to
 from tf_memsaver.compat.tapes import (
     could_possibly_record,
     mark_recorded_operations,
@@ -121,17 +121,29 @@ def _make_tapes_tell() -> None:
     imperative_grad.imperative_grad = taken
 
 
-class _Open(threading.local):
-    """The backward passes that are being added to a graph, by its id: a segment's replay takes gradients, too.
+class _Pass:
+    """A backward pass that is being added to a graph, with the passes of the replays in it."""
 
-    ``passes`` says how many there are, ``targets`` what the first takes gradients of, and ``sources`` the ids of the
-    operations that these are computed from, once somebody has asked.
-    """
+    def __init__(self, targets: Any) -> None:
+        self._targets = targets
+
+    @functools.cached_property
+    def sources(self) -> set[int]:
+        """The ids of the operations that it may go back through."""
+
+        def before(operation: Any) -> list[Any]:
+            if operation.type == "StopGradient":
+                return []
+            return [each.op for each in operation.inputs if each.dtype.is_floating or each.dtype.is_complex]
+
+        return led_to([each.op for each in tf.nest.flatten(self._targets) if tf.is_symbolic_tensor(each)], before)
+
+
+class _Open(threading.local):
+    """The backward passes that are being added to graphs, by the graph's id."""
 
     def __init__(self) -> None:
-        self.passes: Counter[int] = Counter()
-        self.targets: dict[int, list[Any]] = {}
-        self.sources: dict[int, set[int]] = {}
+        self.passes: dict[int, _Pass] = {}
 
 
 _open = _Open()
@@ -149,22 +161,17 @@ def backward_passes_go_to(note: Callable[[Any, int, list[Any]], None]) -> None:
 
         @functools.wraps(take)
         def taken(*args: Any, **kwargs: Any) -> Any:
-            if tf.executing_eagerly():
+            graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+            number = id(graph)
+            if graph is None or number in _open.passes:
                 return take(*args, **kwargs)
-            graph = tf.compat.v1.get_default_graph()
-            number, start = id(graph), graph.num_operations()
-            _open.passes[number] += 1
-            _open.targets.setdefault(number, tf.nest.flatten(args[place]))
+            start = graph.num_operations()
+            _open.passes[number] = _Pass(args[place])
             try:
                 results = take(*args, **kwargs)
             finally:
-                _open.passes[number] -= 1
-                is_over = not _open.passes[number]
-                if is_over:
-                    del _open.passes[number], _open.targets[number]
-                    _open.sources.pop(number, None)
-            if is_over:
-                note(graph, start, [each for each in tf.nest.flatten(results, True) if tf.is_symbolic_tensor(each)])
+                del _open.passes[number]
+            note(graph, start, [each for each in tf.nest.flatten(results, True) if tf.is_symbolic_tensor(each)])
             return results
 
         return taken
@@ -178,17 +185,5 @@ def is_differentiated(operation: Any) -> bool:
 
     ``backward_passes_go_to`` is to have been called before the pass. Outside of passes, nothing is differentiated.
     """
-    number = id(tf.compat.v1.get_default_graph())
-    if number not in _open.targets:
-        return False
-    if number not in _open.sources:
-        pending = [each.op for each in _open.targets[number] if tf.is_symbolic_tensor(each)]
-        found = _open.sources[number] = set()
-        while pending:
-            source = pending.pop()
-            if id(source) not in found and source.type != "StopGradient":
-                found.add(id(source))
-                pending += (
-                    tensor.op for tensor in source.inputs if tensor.dtype.is_floating or tensor.dtype.is_complex
-                )
-    return id(operation) in _open.sources[number]
+    found = _open.passes.get(id(tf.compat.v1.get_default_graph()))
+    return found is not None and id(operation) in found.sources

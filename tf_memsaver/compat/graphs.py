@@ -86,6 +86,27 @@ def set_attribute(operation: Any, name: str, value: Any) -> None:
     operation._set_attr(name, value)
 
 
+def makers(operation: Any) -> list[Any]:
+    """Return the operations that make what an operation reads."""
+    return [tensor.op for tensor in operation.inputs]
+
+
+def predecessors(operation: Any) -> list[Any]:
+    """Return the operations that an operation runs after: its makers and its control inputs."""
+    return [*makers(operation), *operation.control_inputs]
+
+
+def led_to(operations: Iterable[Any], before: Callable[[Any], Iterable[Any]] = predecessors) -> set[int]:
+    """Return the ids of operations and of all that come before them, by what ``before`` says of each."""
+    pending, found = list(operations), set[int]()
+    while pending:
+        operation = pending.pop()
+        if id(operation) not in found:
+            found.add(id(operation))
+            pending += before(operation)
+    return found
+
+
 def wait_for(operation: Any, other: Any) -> None:
     """Give an operation another control input."""
     operation._add_control_input(other)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import led_to
 from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
@@ -148,16 +149,15 @@ def values_that_lose_readers(
 
 def needed_for(results: Iterable[Any], operations: Iterable[Any]) -> set[int]:
     """Return the ids of those of the operations that results are made of."""
-    own, needed = {id(operation) for operation in operations}, set[int]()
-    stack = [tensor.op for tensor in results]
-    while stack:
-        operation = stack.pop()
-        if id(operation) in own and id(operation) not in needed:
-            needed.add(id(operation))
-            # Graph optimisation knows the sizes of the others.
-            sizes = operation.type in METADATA_READERS
-            stack.extend(tensor.op for tensor in operation.inputs if not (sizes and tensor.shape.is_fully_defined()))
-    return needed
+    own = {id(operation) for operation in operations}
+
+    def before(operation: Any) -> list[Any]:
+        # Graph optimisation knows the sizes of the others.
+        sizes = operation.type in METADATA_READERS
+        read = [tensor for tensor in operation.inputs if not (sizes and tensor.shape.is_fully_defined())]
+        return [tensor.op for tensor in read if id(tensor.op) in own]
+
+    return led_to((tensor.op for tensor in results if id(tensor.op) in own), before)
 
 
 def first_elements(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models, keras_training, keras_variables
-from tf_memsaver.compat.graphs import FuncGraph
+from tf_memsaver.compat.graphs import FuncGraph, led_to, makers
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import MemsaverError, UnsupportedModelError
@@ -202,13 +202,5 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
 
 def _ancestors(tensors: Iterable[Any]) -> set[int]:
     """Return the ids of the operations that tensors are made of."""
-    found: set[int] = set()
-    stack = [
-        part.op for tensor in tensors for part in tf.nest.flatten(tensor, expand_composites=True) if part is not None
-    ]
-    while stack:
-        operation = stack.pop()
-        if id(operation) not in found:
-            found.add(id(operation))
-            stack.extend(tensor.op for tensor in operation.inputs)
-    return found
+    parts = (part for tensor in tensors for part in tf.nest.flatten(tensor, expand_composites=True))
+    return led_to((part.op for part in parts if part is not None), makers)

@@ -24,14 +24,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.gradients import backward_passes_go_to
-from tf_memsaver.compat.graphs import is_compiled_by_xla, run_steps_in_turn, traced_graphs_go_to, wait_for
+from tf_memsaver.compat.graphs import is_compiled_by_xla, led_to, run_steps_in_turn, traced_graphs_go_to, wait_for
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.control import held_in_order, is_backward, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
-from tf_memsaver.runtime.starts import hold_start, led_to
+from tf_memsaver.runtime.starts import hold_start
 from tf_memsaver.runtime.updates import hold_updates
 from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
 

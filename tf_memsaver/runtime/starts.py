@@ -4,6 +4,7 @@ Where a step calls two networks, or has several losses, the backward pass of one
 pass of another still runs, with the activations of both passes in memory. So the first operation of a backward pass
 that is held in order waits for what the other branches end with: a reduction, such as the mean of a loss, or an extra
 reader of a first run. Graph optimisation fuses neither with anything, and only what the step runs anyway is waited for.
+What a branch does after the last of them is not waited for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tf_memsaver.compat.graphs import wait_for
+from tf_memsaver.compat.graphs import led_to, makers, wait_for
 from tf_memsaver.cost.rules import REDUCTIONS
 from tf_memsaver.parity.readers import is_extra
 
@@ -29,13 +30,13 @@ def hold_start(first: Any, forward: Iterable[Any], is_large: Callable[[Any], boo
     ends: dict[int, Any] = {}
     for each in forward:
         if id(each) not in over and each.device == first.device:
-            is_beside = any(id(tensor.op) in beside for tensor in each.inputs)
+            is_beside = any(id(maker) in beside for maker in makers(each))
             if is_beside or (not is_extra(each) and is_large(each)):
                 beside.add(id(each))
                 if is_extra(each) or _reduces(each):
                     ends[id(each)] = each
     # The last ones: those that lead to no other.
-    led = led_to([tensor.op for each in ends.values() for tensor in each.inputs])
+    led = led_to(maker for each in ends.values() for maker in makers(each))
     for number, each in ends.items():
         if number not in led:
             wait_for(first, each)
@@ -44,14 +45,3 @@ def hold_start(first: Any, forward: Iterable[Any], is_large: Callable[[Any], boo
 def _reduces(operation: Any) -> bool:
     """Whether an operation is a reduction to fewer axes: graph optimisation takes out one over no axes."""
     return operation.type in REDUCTIONS and operation.inputs[0].shape.rank != operation.outputs[0].shape.rank
-
-
-def led_to(operations: Iterable[Any]) -> set[int]:
-    """Return the ids of operations and of all that run before them."""
-    pending, found = list(operations), set[int]()
-    while pending:
-        operation = pending.pop()
-        if id(operation) not in found:
-            found.add(id(operation))
-            pending += (*(tensor.op for tensor in operation.inputs), *operation.control_inputs)
-    return found
