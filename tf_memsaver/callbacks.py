@@ -72,7 +72,8 @@ class MemoryMonitor(StepWatch):
     in TensorBoard.
 
     A warning is logged for the first step whose peak is above the plan's budget or, if it has none, above the most that
-    its steps are predicted to take (``Plan.highest_peak_bytes``).
+    its steps are predicted to take (``Plan.highest_peak_bytes``). On a GPU the first step of each ``fit`` is left out:
+    there TensorFlow tries out algorithms of convolutions, in memory that it does without if there is none.
 
     Example::
 
@@ -93,7 +94,11 @@ class MemoryMonitor(StepWatch):
         """
         super().__init__()
         self._every = none_or(whole(1))("every", every)
-        self._plan, self._warned = plan, False
+        self._plan, self._warned, self._tries = plan, False, False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin with a step that tries out algorithms, if the device is a GPU."""
+        self._tries = self.device.startswith("GPU")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start a new epoch without the peaks of the previous one."""
@@ -106,8 +111,9 @@ class MemoryMonitor(StepWatch):
         if self._every and isinstance(logs, dict) and (batch + 1) % self._every == 0:
             logs.update(self._figures(peak))
         plan = self._plan or getattr(self.model, "memsaver_plan", None)
-        if plan is not None and not self._warned:
+        if plan is not None and not self._warned and not self._tries:
             self._warned = self._warn(plan, batch, peak)
+        self._tries = False
 
     def _warn(self, plan: Plan, batch: int, peak: int) -> bool:
         """Warn if a step took more than a plan allows; return whether it did."""

@@ -17,7 +17,6 @@ from tf_memsaver.parity.grappler import (
     KEPT_IDENTITY,
     KERNEL_GRADIENTS,
     PASSED_STRAIGHT,
-    STAYING_IDENTITIES,
 )
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.parity.symbols import makes_symbols
@@ -43,7 +42,7 @@ def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
     while True:
         operation = tensor.op
         source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
-        if operation.type in (*STAYING_IDENTITIES, "Sub") and _COPY.search(operation.name):
+        if operation.type in (KEPT_IDENTITY, "Sub") and _COPY.search(operation.name):
             source = operation.inputs[0]
         is_of_sum = operation.type == "Reshape" and operation.inputs[0].op.type == "Sum"
         if is_of_sum:
@@ -202,21 +201,17 @@ def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
 def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]) -> tf.Tensor:
     """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
 
-    Graph optimisation leaves ``EnsureShape`` in place, whose kernel copies nothing; but after it a size that is not
-    known is another unknown one, and operands are no longer known to be of one shape. Where there is such a size, an
-    identity has to do, which is taken out with the ``IdentityN`` in front of it. But that has one name for all that it
-    passes on: where that is several terms (``one_of_several``), another identity stays.
+    Graph optimisation leaves that identity in place, whose kernel copies nothing. Where a size is not known, one has to
+    do that is taken out with the ``IdentityN`` in front of it. But that has one name for all that it passes on: where
+    that is several terms (``one_of_several``), the identity stays.
 
     The gradient of what is returned is told to ``note`` by a tape, right after it was added up.
     """
     # For tapes and SavedModels, the gradient is that of an identity.
     overridden = tf.compat.v1.get_default_graph().gradient_override_map({KEPT_IDENTITY: "Identity"})
     with tf.name_scope(f"{maker_of(tensor).name}/"), stop_recording(), overridden:
-        if tensor.shape.is_fully_defined():
-            passed = tf.raw_ops.EnsureShape(input=tensor, shape=tensor.shape, name=_TERM)
-        else:
-            kind = KEPT_IDENTITY if one_of_several else "Identity"
-            passed = getattr(tf.raw_ops, kind)(input=tensor, name=_TERM)
+        stays = one_of_several or tensor.shape.is_fully_defined()
+        passed = getattr(tf.raw_ops, KEPT_IDENTITY if stays else "Identity")(input=tensor, name=_TERM)
 
     def arrived(gradient: Any) -> list[Any]:
         note(gradient)

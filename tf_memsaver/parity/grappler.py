@@ -84,15 +84,15 @@ Once the sizes are known, that is a constant, which waits for what made the inpu
 
 # Identities that stay ------------------------------------------------------------------------------------------------
 
-KEPT_IDENTITY = "DebugGradientIdentity"
-"""An identity that graph optimisation leaves in place, and that changes no symbol of a size that is not known.
+KEPT_IDENTITY = "PreventGradient"
+"""An identity that graph optimisation leaves in place, and that changes neither a size that is not known nor a layout.
 
 ``grappler/op_types.cc`` lists it neither in ``IsIdentity`` nor in ``IsStopGradient``, ``core/ops/array_ops.cc`` leaves
-the shape as it is, and the kernel is that of ``Identity`` (``core/kernels/identity_op.cc``).
+the shape as it is, and the kernel is that of ``Identity`` (``core/kernels/identity_op.cc``). On GPUs, convolutions get
+their images channel by channel, and so does all that follows, as far as it is known not to care
+(``generic_layout_optimizer_transposer.cc: IsDefaultLayoutAgnosticOp``, which has it): a mean over another layout is
+rounded otherwise.
 """
-
-STAYING_IDENTITIES = frozenset({"EnsureShape", KEPT_IDENTITY})
-"""What passes a tensor on unchanged, and graph optimisation leaves in place."""
 
 # Constants and broadcasts -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tf_memsaver.cost.rules import METADATA_READERS
-from tf_memsaver.parity.grappler import STAYING_IDENTITIES
+from tf_memsaver.parity.grappler import KEPT_IDENTITY
 from tf_memsaver.tfgraph.emission import ends_segment
 
 EXTRA_READERS = "memsaver_witness"
@@ -43,7 +43,7 @@ def readers_of(tensor: Any) -> list[Any]:
     for reader in tensor.consumers():
         if reader.type in METADATA_READERS or is_extra(reader):
             continue
-        if reader.type in STAYING_IDENTITIES or passes_on(reader):
+        if reader.type == KEPT_IDENTITY or passes_on(reader):
             for place, passed in enumerate(reader.inputs):
                 if passed is tensor:
                     found.extend(readers_of(reader.outputs[place]))

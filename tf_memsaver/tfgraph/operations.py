@@ -28,6 +28,14 @@ _CALLS = FUNCTION_CALLS | _LOOPS | _BRANCHES
 ASSIGNMENTS = {"AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "AssignVariableOp": "assign"}
 """Operations that set a variable, and the variable's methods that make them."""
 
+_CUDNN_RECURRENT = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
+_RESERVE = 3
+"""The output of these that only their gradients read; its shape is known as they run."""
+
+_RESERVED = {"gru": 6, "lstm": 5, "rnn_relu": 1, "rnn_tanh": 1}
+"""What they keep in it, in numbers for each number of their first output: as read on an H100 (cuDNN 9.3), for inputs,
+units, lengths and batches of six sizes each."""
+
 _NO_REPLAY_STATE = frozenset(ASSIGNMENTS).union(
     {
         "Assert",
@@ -66,6 +74,8 @@ def tensor_bytes(tensor: Any, free: int | None = None) -> int:
         return _loop_list_bytes(tensor)
     if tensor.dtype in (tf.resource, tf.string) or not tensor.dtype.size:
         return 0
+    if tensor.op.type in _CUDNN_RECURRENT and tensor.value_index == _RESERVE:
+        return _RESERVED[tensor.op.get_attr("rnn_mode").decode()] * tensor_bytes(tensor.op.outputs[0], free)
     shape = known_shape(tensor, free)
     return 0 if shape is None else math.prod(shape) * tensor.dtype.size
 

@@ -7,6 +7,9 @@ compiler told, what the device's allocator counted, the step's time, and how far
 model's; of a plain model that is trained twice one sees how far that is from itself. What fails has its error in the
 row, and what the time does not suffice for says so. Without a GPU small models are trained on the CPU, which shows that
 the check works and nothing else.
+
+Some kernels of GPUs add up in any order, so that two trainings of one model differ. With ``--deterministic`` TensorFlow
+takes others, which are slower: then all figures of the plain model and of an optimized one should be equal.
 """
 
 from __future__ import annotations
@@ -19,16 +22,17 @@ from typing import Any
 from absl import app, flags
 
 from tf_memsaver.units import format_bytes
-from tools.gpu.trained import MODES, PLAIN, TRAINED, VARIANTS, Checked, device, outcome_of
+from tools.gpu.trained import MODES, PLAIN, TRAINED, USUAL, VARIANTS, Checked, device, outcome_of
 from tools.shared.processes import in_own_process
 from tools.shared.records import differences
 from tools.shared.results import ROOT, error_text, write_rows
 
 _MINUTES = flags.DEFINE_float("minutes", None, "what all of it may take (default: 8, and 2 for a reduced run)", 0.0)
 _REDUCED = flags.DEFINE_bool("reduced", False, "train small models, as on a machine without a GPU")
-_MODELS = flags.DEFINE_list("models", list(TRAINED), "models to train")
+_MODELS = flags.DEFINE_list("models", list(USUAL), f"models to train, of {', '.join(TRAINED)}")
 _MODES = flags.DEFINE_list("modes", list(MODES), "graph, xla or both")
 _VARIANTS = flags.DEFINE_list("variants", list(VARIANTS), "which of each to train")
+_DETERMINISTIC = flags.DEFINE_bool("deterministic", False, "take kernels that always add up in the same order")
 _OUTPUT = flags.DEFINE_string("output", str(ROOT / "out" / "gpu_check.json"), "where to write the JSON")
 
 MINUTES, REDUCED_MINUTES = 8.0, 2.0
@@ -43,12 +47,19 @@ Run = Callable[[Checked, float], tuple[dict[str, Any], Any]]
 """Trains something within some seconds; returns what ``outcome_of`` does."""
 
 
-def cells(models: Sequence[str], modes: Sequence[str], variants: Sequence[str], reduced: bool) -> list[Checked]:
+def cells(
+    models: Sequence[str],
+    modes: Sequence[str],
+    variants: Sequence[str],
+    *,
+    reduced: bool,
+    deterministic: bool = False,
+) -> list[Checked]:
     """Return what is trained, what tells most first: the plain step and ours, then what others do."""
     wanted = [each for each in VARIANTS if each in variants]
     rounds = [wanted[:2], wanted[2:]]
     return [
-        Checked(model, mode, variant, reduced)
+        Checked(model, mode, variant, reduced, deterministic)
         for some in rounds
         for mode in MODES
         if mode in modes
@@ -153,7 +164,8 @@ def main(_: list[str]) -> int:
     minutes = _MINUTES.value or (REDUCED_MINUTES if reduced else MINUTES)
     about = {"device": there, "reduced": reduced, "minutes": minutes}
     rows: list[dict[str, Any]] = []
-    for row in rows_of(cells(_MODELS.value, _MODES.value, _VARIANTS.value, reduced), 60 * minutes, _in_own_process):
+    wanted = cells(_MODELS.value, _MODES.value, _VARIANTS.value, reduced=reduced, deterministic=_DETERMINISTIC.value)
+    for row in rows_of(wanted, 60 * minutes, _in_own_process):
         rows.append(row)
         write_rows(_OUTPUT.value, rows, **about)
         print(table([row]).splitlines()[-1], flush=True)

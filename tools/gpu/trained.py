@@ -43,6 +43,36 @@ def _bert() -> Any:
     return bert(length=256, vocabulary=30522)
 
 
+def _mobilenet() -> Any:
+    from tools.shared.models.real import application
+
+    return application("MobileNetV2", 224)
+
+
+def _convnext() -> Any:
+    from tools.shared.models.real import application
+
+    return application("ConvNeXtTiny", 224)
+
+
+def _gpt2() -> Any:
+    from tools.shared.models.real import gpt2
+
+    return gpt2(length=256, vocabulary=5000)
+
+
+def _unet() -> Any:
+    from tools.shared.models.real import unet
+
+    return unet(levels=4, filters=32, pixels=128)
+
+
+def _lstm() -> Any:
+    from tools.shared.models.trained import MODELS
+
+    return MODELS["lstm"][0]()
+
+
 def _small_unet() -> Any:
     from tools.shared.models.real import unet
 
@@ -58,8 +88,16 @@ def _small_bert() -> Any:
 TRAINED = {
     "ResNet50": Trained("momentum", _resnet, 32, _small_unet, 8),
     "BERT-base": Trained("adam", _bert, 16, _small_bert, 8),
+    "MobileNetV2": Trained("adam", _mobilenet, 32, _small_unet, 8),
+    "ConvNeXtTiny": Trained("adamw", _convnext, 16, _small_unet, 8),
+    "U-Net": Trained("adam", _unet, 16, _small_unet, 8),
+    "GPT-2": Trained("adamw", _gpt2, 8, _small_bert, 8),
+    "LSTM": Trained("adam", _lstm, 64, _lstm, 32),
 }
-"""By name; in a reduced run a small U-Net stands in for ResNet50, and two narrow layers for BERT's twelve."""
+"""By name; in a reduced run small models stand in for all but the last: a U-Net, and two narrow layers of BERT's."""
+
+USUAL = ("ResNet50", "BERT-base")
+"""Those that are trained unless others are asked for."""
 
 
 class Checked(NamedTuple):
@@ -69,6 +107,7 @@ class Checked(NamedTuple):
     mode: str
     variant: str
     reduced: bool
+    deterministic: bool
 
 
 def outcome_of(checked: Checked) -> tuple[dict[str, Any], Outcome | None]:
@@ -84,10 +123,14 @@ def outcome_of(checked: Checked) -> tuple[dict[str, Any], Outcome | None]:
 
 
 def _train(checked: Checked, told: dict[str, Any]) -> Outcome:
+    import tensorflow as tf
+
     from tf_memsaver.check.watch import device_name
     from tools.examples.running import train
     from tools.shared.memory import one_region
 
+    if checked.deterministic:
+        tf.config.experimental.enable_op_determinism()
     if device_name() == "CPU:0":
         one_region()
 

@@ -5,6 +5,9 @@ compared, as they run: after TensorFlow's graph optimizer. What is written to ea
 operations and constants; two steps leave the same bits if all expressions are equal, but for where a sum of three
 terms begins and for what oneDNN joins. A power of two that stands at another factor is a difference here, though it
 rounds nothing. Names, control dependencies, sizes and what changes nothing do not count.
+
+Steps can be compared as a GPU runs them, on a machine without one: TensorFlow's graph optimizer takes descriptions of
+devices, too. For a GPU it brings what convolutions read and make into another layout.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
 from tensorflow.python.eager import context
+from tensorflow.python.grappler import cluster, tf_optimizer
 
 from tf_memsaver.compat.graphs import traced_graphs_go_to
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
@@ -24,7 +29,10 @@ _PASSED = frozenset("DebugGradientIdentity EnsureShape Identity PreventGradient 
 """Operations that hand on the numbers of their first input."""
 
 _GATED = re.compile(r"/(gated|arrived|term|ready)(_\d+)?$")
-"""Names of differences with a zero, by which a replay waits."""
+"""Names of differences with a zero, by which a replay waits;"""
+
+_GATE = "memsaver_gate"
+"""what is in the name of that zero, where the difference has no name of its own."""
 
 _VIEW = re.compile(r"/arrived(_\d+)?/BroadcastTo(_\d+)?$")
 """Names of gradients in the shape that they have."""
@@ -32,7 +40,10 @@ _VIEW = re.compile(r"/arrived(_\d+)?/BroadcastTo(_\d+)?$")
 _SWAPPED = frozenset("Add AddN AddV2 Maximum Minimum Mul".split())
 """Operations whose result is the same if two inputs are swapped."""
 
-_SIZES = frozenset("BroadcastGradientArgs ConcatOffset InvertPermutation Rank Shape ShapeN Size".split())
+_SIZES = frozenset(
+    """BroadcastGradientArgs ConcatOffset DataFormatDimMap DataFormatVecPermute InvertPermutation Rank Shape ShapeN
+    Size""".split()
+)
 _INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
 _OF_SIZES = frozenset(
     "Cast ConcatV2 Fill FloorDiv GatherV2 Maximum Mul Pack Prod Range Reshape Slice StridedSlice Sub".split()
@@ -41,6 +52,12 @@ _OF_SIZES = frozenset(
 
 _ARGUMENT = "_user_specified_name"
 """The attribute that names an argument of a function, by a number if it is captured."""
+
+_OTHER_LAYOUT = "LayoutOptimizer"
+"""What is in the names of transpositions by which graph optimisation changes a layout."""
+
+_REDUCTIONS = frozenset("All Any Max Mean Min Prod Sum".split())
+"""Operations whose second input says over which dimensions they go: for these a layout counts."""
 
 _noted: list[list[Any]] = []
 """Where graphs are noted that are traced now, if anywhere."""
@@ -56,8 +73,11 @@ class Difference(NamedTuple):
     found: str
 
 
-def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
-    """Return the largest graph that ``run`` executes, after graph optimisation; variables are those of a model."""
+def step_graph(model: Any, run: Callable[[], Any], *, on_gpu: bool = False) -> Expressions:
+    """Return the largest graph that ``run`` executes, after graph optimisation; variables are those of a model.
+
+    With ``on_gpu`` it is optimized as for a GPU, whatever is there.
+    """
     traced_graphs_go_to(_note)
     traced: list[Any] = []
     _noted.append(traced)
@@ -65,7 +85,7 @@ def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
     running.enable_run_metadata()
     try:
         run()
-        graphs = [each.post_optimization_graph for each in running.export_run_metadata().function_graphs]
+        graphs = list(running.export_run_metadata().function_graphs)
     finally:
         running.disable_run_metadata()
         _noted.remove(traced)
@@ -73,13 +93,44 @@ def step_graph(model: Any, run: Callable[[], Any]) -> Expressions:
     written = [*model.variables, *(v for each in optimizers for v in each.variables), *model.metrics_variables]
     paths = {id(variable.value.handle): variable.path for variable in written}
     # Functions inside, which are traced to their ends before, have the same names for other variables.
-    captures = [(inside.op, id(outside)) for outside, inside in traced[-1].captures]
     arguments = {
-        argument.get_attr(_ARGUMENT).decode(): paths[handle]
-        for argument, handle in captures
-        if handle in paths and _ARGUMENT in argument.node_def.attr
+        inside.op.get_attr(_ARGUMENT).decode(): _known(outside, paths)
+        for outside, inside in traced[-1].captures
+        if _ARGUMENT in inside.op.node_def.attr
     }
-    return Expressions(max(graphs, key=lambda graph: len(graph.node)), arguments)
+    largest = max(graphs, key=lambda each: len(each.post_optimization_graph.node))
+    graph = _as_on_gpu(largest.pre_optimization_graph) if on_gpu else largest.post_optimization_graph
+    return Expressions(graph, arguments)
+
+
+def _known(captured: Any, paths: dict[int, str]) -> str:
+    """Return the path of a variable that a graph captured, or its number; of anything else the shape and numbers."""
+    if id(captured) in paths or captured.dtype in (tf.resource, tf.variant):
+        return paths.get(id(captured), "a resource")
+    return f"{captured.shape} {hashlib.sha256(captured.numpy().tobytes()).hexdigest()}"
+
+
+def _as_on_gpu(graph: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """Return a graph as TensorFlow's graph optimizer would leave it for a data-centre GPU."""
+    kinds = {"CPU": {}, "GPU": {"vendor": "NVIDIA", "environment": {"architecture": "9.0"}}}
+    place = "/job:localhost/replica:0/task:0/device:{}:0".format
+    devices = [
+        device_properties_pb2.NamedDevice(
+            name=place(kind), properties=device_properties_pb2.DeviceProperties(type=kind, num_cores=8, **more)
+        )
+        for kind, more in kinds.items()
+    ]
+    placed = tf.compat.v1.GraphDef()
+    placed.CopyFrom(graph)
+    for nodes in (placed.node, *(function.node_def for function in placed.library.function)):
+        for node in nodes:
+            node.device = place("GPU")
+    asked = meta_graph_pb2.MetaGraphDef(graph_def=placed)
+    kept = [node.name for node in placed.node if node.op == "_Retval" or node.op.startswith("Assign")]
+    asked.collection_def["train_op"].node_list.value.extend(kept)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    return tf_optimizer.OptimizeGraph(config, asked, verbose=False, cluster=cluster.Cluster(devices=devices))
 
 
 def _note(graph: Any, _run: list[Any]) -> None:
@@ -114,18 +165,27 @@ class Expressions:
         for node in self._nodes.values():
             if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
                 handle, value = self._read(node)
-                found.setdefault(self._argument(self.node(handle)), []).append(self._source(value))
+                found.setdefault(self._argument(self.node(self._source(handle))), []).append(self._source(value))
         return found
 
     def attributes(self, output: Output) -> list[Any]:
         """Return the attributes of the node of an output that matter for what it computes."""
         attributes = sorted(self.node(output).attr.items())
         left_out = ("_", "container", "shape", "shared_name", "output_shapes", "Tshape", "Index")
-        return [
+        found: list[Any] = [
             (name, value.SerializeToString(deterministic=True))
             for name, value in attributes
             if not name.startswith(left_out)
         ]
+        return [*found, *self._dimensions(output)]
+
+    def _dimensions(self, output: Output) -> list[Any]:
+        """Return the dimensions that a reduction goes over, if they are known."""
+        node = self.node(output)
+        if node.op not in _REDUCTIONS:
+            return []
+        over = self.node(self._read(node)[1])
+        return sorted(tf.make_ndarray(over.attr["value"].tensor).ravel().tolist()) if over.op == "Const" else []
 
     def digest(self, output: Output) -> str:
         """Return what is equal for equal expressions."""
@@ -205,8 +265,12 @@ class Expressions:
                 return output
 
     def _hands_on(self, node: Any) -> bool:
+        if node.op == "Transpose" and _OTHER_LAYOUT in node.name:
+            return True
         if node.op == "Sub":
-            return _GATED.search(node.name) is not None
+            zero = self.node(self._read(node)[1])
+            zero = self.node(self._read(zero)[0]) if zero.op == "Cast" else zero
+            return _GATED.search(node.name) is not None or _GATE in zero.name
         if node.op == "BroadcastTo":
             return _VIEW.search(node.name) is not None
         if node.op == "Sum":
