@@ -83,3 +83,12 @@ def test_of_plans_that_are_as_good_the_quickest_is_taken() -> None:
     assert (plan, peak) == (PLANS[near[0]], 505) and len(near) > 1 and level.asked <= MOST_COMPILED
     assert least_of(PLANS, Compiler(FALLING)) == (PLANS[-1], FALLING[-1])
     assert least_of(PLANS[:1], Compiler(FALLING)) == (PLANS[0], 100)
+
+
+def test_no_more_is_compiled_than_may_take_less() -> None:
+    expected = [plan.peak_bytes for plan in PLANS]
+    exact = Compiler(expected)
+    assert least_of(PLANS, exact) == (PLANS[-1], expected[-1]) and exact.asked == 1
+    worse = Compiler([*expected[:-1], 2 * expected[-1]])
+    plan, peak = least_of(PLANS, worse)
+    assert peak == plan.peak_bytes == min(expected[:-1]) and worse.asked == 2

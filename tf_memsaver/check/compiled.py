@@ -40,8 +40,6 @@ def step_program(model: Any, specs: Batch) -> bytes:
 def _of_step(model: Any, specs: Batch, ask: Callable[[Any, Any], Asked]) -> Asked:
     step = train_step_of(model, specs)
     with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
-        # What is built is built in a trace that nothing is asked of.
-        tf.function(step).get_concrete_function(*specs.leaves)
         try:
             return ask(tf.function(step, jit_compile=True), specs.leaves)
         except tf.errors.OpError as error:

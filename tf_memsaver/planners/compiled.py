@@ -98,15 +98,21 @@ def _expected(plan: Plan, compiled: Sequence[tuple[Plan, int]]) -> float:
 def least_of(plans: Sequence[Plan], compiled: Compile) -> tuple[Plan, int]:
     """Return the plan of least compiled peak among some of ``plans`` that may have it (``NEAR``), and that peak.
 
-    ``plans`` are in order of rising step times. Of those that are as good (``AS_GOOD``) it is the first.
+    Those that are expected to take least come first; it ends where what was compiled is less than what is expected of
+    any other. Of those that are as good (``AS_GOOD``) the quickest is taken.
     """
     least_expected = min(plan.peak_bytes for plan in plans)
     near = [plan for plan in plans if plan.peak_bytes <= (1 + NEAR) * least_expected]
     best = next(place for place, plan in enumerate(near) if plan.peak_bytes == least_expected)
     places = {best, *_spread(len(near), MOST_COMPILED - 1)}
-    found = [(near[place], compiled(near[place])) for place in sorted(places)]
+    found: list[tuple[Plan, int]] = []
+    for plan in sorted((near[place] for place in places), key=lambda each: each.peak_bytes):
+        if found and (1 + AS_GOOD) * min(peak for _, peak in found) < plan.peak_bytes:
+            break
+        found.append((plan, compiled(plan)))
     least = min(peak for _, peak in found)
-    return next(each for each in found if each[1] <= (1 + AS_GOOD) * least)
+    as_good = [each for each in found if each[1] <= (1 + AS_GOOD) * least]
+    return min(as_good, key=lambda each: each[0].step_overhead)
 
 
 def _spread(count: int, most: int) -> list[int]:

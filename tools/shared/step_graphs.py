@@ -37,7 +37,7 @@ _GATE = "memsaver_gate"
 _VIEW = re.compile(r"/arrived(_\d+)?/BroadcastTo(_\d+)?$")
 """Names of gradients in the shape that they have."""
 
-_SWAPPED = frozenset("Add AddN AddV2 Maximum Minimum Mul".split())
+_SWAPPED = frozenset("Add AddN AddV2 Equal Maximum Minimum Mul NotEqual".split())
 """Operations whose result is the same if two inputs are swapped."""
 
 _SIZES = frozenset(
@@ -94,7 +94,7 @@ def step_graph(model: Any, run: Callable[[], Any], *, on_gpu: bool = False) -> E
     paths = {id(variable.value.handle): variable.path for variable in written}
     # Functions inside, which are traced to their ends before, have the same names for other variables.
     arguments = {
-        inside.op.get_attr(_ARGUMENT).decode(): _known(outside, paths)
+        inside.op.get_attr(_ARGUMENT).decode(): _label(outside, paths)
         for outside, inside in traced[-1].captures
         if _ARGUMENT in inside.op.node_def.attr
     }
@@ -103,8 +103,8 @@ def step_graph(model: Any, run: Callable[[], Any], *, on_gpu: bool = False) -> E
     return Expressions(graph, arguments)
 
 
-def _known(captured: Any, paths: dict[int, str]) -> str:
-    """Return the path of a variable that a graph captured, or its number; of anything else the shape and numbers."""
+def _label(captured: Any, paths: dict[int, str]) -> str:
+    """Return what a graph captured, as text: the path of a variable, or the shape of a tensor and its numbers."""
     if id(captured) in paths or captured.dtype in (tf.resource, tf.variant):
         return paths.get(id(captured), "a resource")
     return f"{captured.shape} {hashlib.sha256(captured.numpy().tobytes()).hexdigest()}"
