@@ -1,4 +1,4 @@
-"""How much memory a device has left.
+"""Whether there is a GPU, and how much memory a device has left.
 
 The limit of a GPU is what TensorFlow lists of its local devices (TensorFlow 2.20 and 2.21:
 ``tensorflow/python/client/device_lib.py``, ``core/common_runtime/gpu/gpu_device.cc``). On Linux the system tells the
@@ -18,9 +18,14 @@ _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
 
 
+def has_gpu() -> bool:
+    """Whether TensorFlow sees a GPU."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 def bytes_left() -> int | None:
     """Return how many bytes more the first GPU or, without one, this machine can hold; None if nothing tells."""
-    if tf.config.list_physical_devices("GPU"):
+    if has_gpu():
         limits = [device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU"]
         return int(limits[0] - tf.config.experimental.get_memory_info("GPU:0")["current"]) if limits else None
     found = [each for each in (_left_on_machine(), _left_in_group()) if each is not None]

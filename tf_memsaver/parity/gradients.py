@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.compat.devices import has_gpu
 from tf_memsaver.compat.graphs import place_of
 from tf_memsaver.compat.tapes import record_operation, stop_recording
 from tf_memsaver.parity.gates import Gates, after, is_of_shapes
@@ -17,6 +18,7 @@ from tf_memsaver.parity.grappler import (
     KEPT_IDENTITY,
     KERNEL_GRADIENTS,
     PASSED_STRAIGHT,
+    RANKS_WITH_LAYOUTS,
 )
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.parity.symbols import makes_symbols
@@ -203,14 +205,14 @@ def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]
 
     Graph optimisation leaves that identity in place, whose kernel copies nothing. Where a size is not known, one has to
     do that is taken out with the ``IdentityN`` in front of it. But that has one name for all that it passes on: where
-    that is several terms (``one_of_several``), the identity stays.
+    that is several terms (``one_of_several``), the identity stays. On a GPU none may stay behind what has a layout.
 
     The gradient of what is returned is told to ``note`` by a tape, right after it was added up.
     """
     # For tapes and SavedModels, the gradient is that of an identity.
     overridden = tf.compat.v1.get_default_graph().gradient_override_map({KEPT_IDENTITY: "Identity"})
     with tf.name_scope(f"{maker_of(tensor).name}/"), stop_recording(), overridden:
-        stays = one_of_several or tensor.shape.is_fully_defined()
+        stays = (one_of_several or tensor.shape.is_fully_defined()) and not _has_layout(tensor)
         passed = getattr(tf.raw_ops, KEPT_IDENTITY if stays else "Identity")(input=tensor, name=_TERM)
 
     def arrived(gradient: Any) -> list[Any]:
@@ -219,6 +221,10 @@ def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]
 
     record_operation("Identity", [passed], [tensor], arrived)
     return passed
+
+
+def _has_layout(tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank in RANKS_WITH_LAYOUTS and has_gpu()
 
 
 def _goes_to_a_kernel(tensor: tf.Tensor) -> bool:

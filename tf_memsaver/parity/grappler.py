@@ -84,15 +84,17 @@ Once the sizes are known, that is a constant, which waits for what made the inpu
 
 # Identities that stay ------------------------------------------------------------------------------------------------
 
-KEPT_IDENTITY = "PreventGradient"
-"""An identity that graph optimisation leaves in place, and that changes neither a size that is not known nor a layout.
+KEPT_IDENTITY = "DebugGradientIdentity"
+"""An identity that graph optimisation leaves in place, and that changes no symbol of a size that is not known.
 
 ``grappler/op_types.cc`` lists it neither in ``IsIdentity`` nor in ``IsStopGradient``, ``core/ops/array_ops.cc`` leaves
-the shape as it is, and the kernel is that of ``Identity`` (``core/kernels/identity_op.cc``). On GPUs, convolutions get
-their images channel by channel, and so does all that follows, as far as it is known not to care
-(``generic_layout_optimizer_transposer.cc: IsDefaultLayoutAgnosticOp``, which has it): a mean over another layout is
-rounded otherwise.
+the shape as it is, and the kernel is that of ``Identity`` (``core/kernels/identity_op.cc``).
 """
+
+RANKS_WITH_LAYOUTS = (4, 5)
+"""On GPUs, convolutions get their images channel by channel, and so does all that follows, as far as it is known not to
+care (``generic_layout_optimizer_transposer.cc: IsDefaultLayoutAgnosticOp``): ``KEPT_IDENTITY`` is not known, and a mean
+over another layout is rounded otherwise."""
 
 # Constants and broadcasts -------------------------------------------------------------------------------------------
 
