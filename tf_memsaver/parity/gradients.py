@@ -203,9 +203,9 @@ def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
 def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]) -> tf.Tensor:
     """Return a tensor under its name in the plain step, since it may be a term of a sum, which is sorted by name.
 
-    ``KEPT_IDENTITY`` stays in the graph, and its kernel copies nothing. Where a size is not known, an identity has to do
-    that is taken out with the ``IdentityN`` in front of it. But that has one name for all that it passes on: where that
-    is several terms (``one_of_several``), the first stays. On a GPU none may stay behind what has a layout.
+    ``KEPT_IDENTITY`` stays in the graph, and its kernel copies nothing. Where a size is not known, an identity has to
+    do that is taken out with the ``IdentityN`` in front of it. But that has one name for all that it passes on: where
+    that is several terms (``one_of_several``), the first stays. On a GPU none may stay behind what has a layout.
 
     The gradient of what is returned is told to ``note`` by a tape, right after it was added up.
     """
