@@ -30,6 +30,20 @@ def input_gradient(kernel: Any, gradient: Any) -> Any:
     )
 
 
+def volume_filter_gradient(side: int) -> Any:
+    return lambda x, gradient: tf.raw_ops.Conv3DBackpropFilterV2(
+        input=x, filter_sizes=[*[side] * 3, x.shape[-1], gradient.shape[-1]], out_backprop=gradient, strides=[1] * 5,
+        padding="SAME",
+    )  # fmt: skip
+
+
+def volume_input_gradient(kernel: Any, gradient: Any) -> Any:
+    sizes = [*gradient.shape[:-1], kernel.shape[3]]
+    return tf.raw_ops.Conv3DBackpropInputV2(
+        input_sizes=sizes, filter=kernel, out_backprop=gradient, strides=[1] * 5, padding="SAME"
+    )
+
+
 def pool_gradient(x: Any) -> Any:
     pooled = x[:, ::2, ::2]
     return tf.raw_ops.MaxPoolGrad(
@@ -63,6 +77,11 @@ def equation_sums_much(spec: Any) -> bool:
         ("Conv2DBackpropInput", input_gradient, [image(3, 3, 8, 8), image(64, 16, 16, 8)]),
         ("Conv2DBackpropFilter", filter_gradient, [float16(32, 32, 32, 24), float16(32, 32, 32, 24)]),
         ("Conv2DBackpropInput", input_gradient, [float16(3, 3, 24, 24), float16(32, 32, 32, 24)]),
+        ("Conv3DBackpropFilterV2", volume_filter_gradient(1), [image(4, 24, 24, 24, 2), image(4, 24, 24, 24, 8)]),
+        ("Conv3DBackpropFilterV2", volume_filter_gradient(3), [image(4, 24, 24, 24, 8), image(4, 24, 24, 24, 8)]),
+        ("Conv3DBackpropFilterV2", volume_filter_gradient(3), [image(64, 8, 8, 8, 64), image(64, 8, 8, 8, 64)]),
+        ("Conv3DBackpropInputV2", volume_input_gradient, [image(3, 3, 3, 16, 16), image(1, 24, 24, 24, 16)]),
+        ("Conv3DBackpropInputV2", volume_input_gradient, [image(3, 3, 3, 64, 64), image(64, 8, 8, 8, 64)]),
         ("MaxPoolGrad", pool_gradient, [image(16, 64, 64, 64)]),
         ("MatMul", tf.matmul, [half(2048, 1024), half(1024, 2048)]),
         ("BatchMatMulV2", tf.matmul, [half(32, 256, 128), half(32, 128, 256)]),

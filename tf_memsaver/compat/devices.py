@@ -1,4 +1,4 @@
-"""Whether there is a GPU, and how much memory a device has left.
+"""Whether there is a GPU, how large a processor's last cache is, and how much memory a device has left.
 
 The limit of a GPU is what TensorFlow lists of its local devices (TensorFlow 2.20 and 2.21:
 ``tensorflow/python/client/device_lib.py``, ``core/common_runtime/gpu/gpu_device.cc``). On Linux the system tells the
@@ -8,11 +8,15 @@ group (the kernel's ``Documentation/admin-guide/cgroup-v2.rst``).
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import tensorflow as tf
 from tensorflow.python.client import device_lib
+
+_LEVEL3_CACHE_SIZE = 194
+"""``_SC_LEVEL3_CACHE_SIZE`` of glibc's ``bits/confname.h``, for which Python has no name."""
 
 _MEMINFO = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -21,6 +25,17 @@ _GROUP = Path("/sys/fs/cgroup")
 def has_gpu() -> bool:
     """Whether TensorFlow sees a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
+
+
+def last_cache_bytes() -> int:
+    """Return the size of the processor's last cache as glibc has it, who asks the processor like Eigen; 0 if unknown.
+
+    Eigen: ``Eigen/src/Core/util/Memory.h``. The system may tell of less, which is one machine's of several.
+    """
+    try:
+        return max(0, os.sysconf(_LEVEL3_CACHE_SIZE))
+    except (OSError, ValueError):
+        return 0
 
 
 def bytes_left() -> int | None:

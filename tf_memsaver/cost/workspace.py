@@ -17,6 +17,9 @@ _UNFOLDED_BYTES = 30 << 20
 _WORTH_A_THREAD = 256 << 10
 """From so many bytes a thread on, the input gradient goes image by image (``min_thread_work_unit_size``)."""
 
+_MOST_UNFOLDED = 25
+"""Volumes are not unfolded if that takes over so many times what is read and made (``kMaxTempAllocationOverhead``)."""
+
 
 def workspace_bytes(spec: OpSpec) -> int:
     """Return the scratch memory that the op's kernel allocates while it runs."""
@@ -48,6 +51,25 @@ def _input_gradient(spec: OpSpec) -> int:
     image, work = _unfolded(spec, spec.input_shapes[1])
     one_by_one = spec.output_shapes[0][0] == 1 or work // spec.kernels.threads >= _WORTH_A_THREAD
     return image if one_by_one else -(-_UNFOLDED_BYTES // work) * image
+
+
+def _volume_gradient(spec: OpSpec) -> int:
+    """Return what a gradient of a convolution of volumes takes in Eigen's kernel (``conv_grad_ops_3d.cc``).
+
+    It unfolds as many volumes at a time as fill the processor's last cache, though there may be fewer; the input
+    gradient of a single volume unfolds that one.
+    """
+    if spec.kernels.compiled or not _is_by_eigen(spec) or spec.attributes["T"] not in ("float32", "float64"):
+        return 0
+    is_of_filter = spec.type == "Conv3DBackpropFilterV2"
+    kernel = spec.output_shapes[0] if is_of_filter else spec.input_shapes[1]
+    if not kernel:
+        return 0
+    volume, work = _unfolded(spec, kernel)
+    one_by_one = not is_of_filter and spec.output_shapes[0][0] == 1
+    nbytes = volume if one_by_one else -(-spec.kernels.cache_bytes // work) * volume
+    others = spec.input_bytes[0] if is_of_filter else spec.input_bytes[1]
+    return nbytes if nbytes // (others + spec.input_bytes[2] + spec.output_bytes[0]) <= _MOST_UNFOLDED else 0
 
 
 def _unfolded(spec: OpSpec, kernel: tuple[int, ...]) -> tuple[int, int]:
@@ -116,6 +138,8 @@ def _einsum(spec: OpSpec) -> int:
 RULES: dict[str, Callable[[OpSpec], int]] = {
     "Conv2DBackpropFilter": _filter_gradient,
     "Conv2DBackpropInput": _input_gradient,
+    "Conv3DBackpropFilterV2": _volume_gradient,
+    "Conv3DBackpropInputV2": _volume_gradient,
     "MaxPoolGrad": _pool_gradient,
     "MatMul": _product,
     "BatchMatMul": _product,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import graphs
+from tf_memsaver.compat.devices import has_gpu, last_cache_bytes
 from tf_memsaver.compat.onednn import has_onednn_for
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
@@ -33,8 +34,8 @@ _RESERVE = 3
 """The output of these that only their gradients read; its shape is known as they run."""
 
 _RESERVED = {"gru": 6, "lstm": 5, "rnn_relu": 1, "rnn_tanh": 1}
-"""What they keep in it, in numbers for each number of their first output: as read on an H100 (cuDNN 9.3), for inputs,
-units, lengths and batches of six sizes each."""
+"""What they keep in it, in numbers for each number of their first output: as read on an H100 (cuDNN 9.3) of one layer,
+which is what Keras makes, for six combinations of sizes."""
 
 _NO_REPLAY_STATE = frozenset(ASSIGNMENTS).union(
     {
@@ -165,11 +166,12 @@ def _static_count(tensor: Any) -> int | None:
 
 def kernels_here() -> rules.Kernels:
     """Return whose kernels run the operations of a step on this machine, as far as costs depend on it."""
-    if tf.config.list_physical_devices("GPU"):
+    if has_gpu():
         return rules.Kernels(on_cpu=False)
     return rules.Kernels(
         threads=tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1,
         by_eigen=frozenset(each for each in ("bfloat16", "float16", "float32", "float64") if not has_onednn_for(each)),
+        cache_bytes=last_cache_bytes(),
     )
 
 
