@@ -17,6 +17,7 @@ from tf_memsaver.capture.optimised import EqualValues, JoinedSums
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.counting import counts_all
+from tf_memsaver.compat.devices import has_gpu
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import CPU, CPU_BFC, GPU, Device
@@ -68,7 +69,7 @@ def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:
 
 def current_device() -> Device:
     """Return the cost model of the device that training uses here: a GPU when TensorFlow sees one."""
-    if tf.config.list_physical_devices("GPU"):
+    if has_gpu():
         return GPU
     return CPU_BFC if counts_all() else CPU
 

@@ -10,12 +10,13 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat.counting import check_counted
+from tf_memsaver.compat.devices import has_gpu
 from tf_memsaver.pace import told
 
 
 def device_name() -> str:
     """Return the device whose memory is counted: ``"GPU:0"`` when there is one, else ``"CPU:0"``."""
-    return "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+    return "GPU:0" if has_gpu() else "CPU:0"
 
 
 @dataclass(slots=True)

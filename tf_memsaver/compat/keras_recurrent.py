@@ -17,6 +17,7 @@ from keras.src import backend
 from keras.src.layers.rnn.conv_lstm import ConvLSTM
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
+from tf_memsaver.compat.devices import has_gpu
 from tf_memsaver.compat.graphs import run_steps_in_turn
 
 _DROPOUT = ("_dropout_mask", "_recurrent_dropout_mask")
@@ -25,7 +26,7 @@ _DROPOUT = ("_dropout_mask", "_recurrent_dropout_mask")
 
 def may_run_cudnn(layer: Any) -> bool:
     """Whether a layer may leave its whole loop to one kernel of cuDNN (``LSTM.inner_loop``, ``GRU.inner_loop``)."""
-    return getattr(layer, "use_cudnn", False) in ("auto", True) and bool(tf.config.list_physical_devices("GPU"))
+    return getattr(layer, "use_cudnn", False) in ("auto", True) and has_gpu()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

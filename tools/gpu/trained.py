@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tools.bench.trained_cells import made_of
 from tools.examples.running import Outcome
+from tools.shared.models.trained import MODELS, built_by
 from tools.shared.results import error_text
 
 PLAIN, AGAIN, REMAT_SCOPE = "plain", "plain again", "RematScope"
@@ -31,68 +32,17 @@ class Trained(NamedTuple):
     reduced_batch_size: int
 
 
-def _resnet() -> Any:
-    from tools.shared.models.real import application
-
-    return application("ResNet50", 224)
-
-
-def _bert() -> Any:
-    from tools.shared.models.real import bert
-
-    return bert(length=256, vocabulary=30522)
-
-
-def _mobilenet() -> Any:
-    from tools.shared.models.real import application
-
-    return application("MobileNetV2", 224)
-
-
-def _convnext() -> Any:
-    from tools.shared.models.real import application
-
-    return application("ConvNeXtTiny", 224)
-
-
-def _gpt2() -> Any:
-    from tools.shared.models.real import gpt2
-
-    return gpt2(length=256, vocabulary=5000)
-
-
-def _unet() -> Any:
-    from tools.shared.models.real import unet
-
-    return unet(levels=4, filters=32, pixels=128)
-
-
-def _lstm() -> Any:
-    from tools.shared.models.trained import MODELS
-
-    return MODELS["lstm"][0]()
-
-
-def _small_unet() -> Any:
-    from tools.shared.models.real import unet
-
-    return unet(levels=1, filters=8, pixels=64)
-
-
-def _small_bert() -> Any:
-    from tools.shared.models.real import bert
-
-    return bert(layers=2, width=64, heads=2, length=64, vocabulary=100)
-
+_SMALL_UNET = built_by("unet", levels=1, filters=8, pixels=64)
+_SMALL_BERT = built_by("bert", layers=2, width=64, heads=2, length=64, vocabulary=100)
 
 TRAINED = {
-    "ResNet50": Trained("momentum", _resnet, 32, _small_unet, 8),
-    "BERT-base": Trained("adam", _bert, 16, _small_bert, 8),
-    "MobileNetV2": Trained("adam", _mobilenet, 32, _small_unet, 8),
-    "ConvNeXtTiny": Trained("adamw", _convnext, 16, _small_unet, 8),
-    "U-Net": Trained("adam", _unet, 16, _small_unet, 8),
-    "GPT-2": Trained("adamw", _gpt2, 8, _small_bert, 8),
-    "LSTM": Trained("adam", _lstm, 64, _lstm, 32),
+    "ResNet50": Trained("momentum", built_by("application", "ResNet50", 224), 32, _SMALL_UNET, 8),
+    "BERT-base": Trained("adam", built_by("bert", length=256, vocabulary=30522), 16, _SMALL_BERT, 8),
+    "MobileNetV2": Trained("adam", built_by("application", "MobileNetV2", 224), 32, _SMALL_UNET, 8),
+    "ConvNeXtTiny": Trained("adamw", built_by("application", "ConvNeXtTiny", 224), 16, _SMALL_UNET, 8),
+    "U-Net": Trained("adam", built_by("unet", levels=4, filters=32, pixels=128), 16, _SMALL_UNET, 8),
+    "GPT-2": Trained("adamw", built_by("gpt2", length=256, vocabulary=5000), 8, _SMALL_BERT, 8),
+    "LSTM": Trained("adam", MODELS["lstm"][0], 64, MODELS["lstm"][0], 32),
 }
 """By name; in a reduced run small models stand in for all but the last: a U-Net, and two narrow layers of BERT's."""
 

@@ -28,11 +28,8 @@ from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 _PASSED = frozenset("DebugGradientIdentity EnsureShape Identity PreventGradient Reshape Snapshot StopGradient".split())
 """Operations that hand on the numbers of their first input."""
 
-_GATED = re.compile(r"/(gated|arrived|term|ready)(_\d+)?$")
-"""Names of differences with a zero, by which a replay waits;"""
-
 _GATE = "memsaver_gate"
-"""what is in the name of that zero, where the difference has no name of its own."""
+"""What is in the name of a zero by which a replay waits: it is taken from what has to wait."""
 
 _VIEW = re.compile(r"/arrived(_\d+)?/BroadcastTo(_\d+)?$")
 """Names of gradients in the shape that they have."""
@@ -270,7 +267,7 @@ class Expressions:
         if node.op == "Sub":
             zero = self.node(self._read(node)[1])
             zero = self.node(self._read(zero)[0]) if zero.op == "Cast" else zero
-            return _GATED.search(node.name) is not None or _GATE in zero.name
+            return _GATE in zero.name
         if node.op == "BroadcastTo":
             return _VIEW.search(node.name) is not None
         if node.op == "Sum":

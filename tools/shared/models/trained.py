@@ -7,17 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _application(name: str, size: int) -> Callable[[], Any]:
-    def build() -> Any:
-        from tools.shared.models.real import application
-
-        return application(name, size, classes=10)
-
-    return build
-
-
-def _real(name: str, **options: Any) -> Callable[[], Any]:
-    return lambda: getattr(importlib.import_module("tools.shared.models.real"), name)(**options)
+def built_by(function: str, *sizes: Any, **options: Any) -> Callable[[], Any]:
+    """Return what builds a model by a function of ``tools/shared/models/real.py``; Keras is imported by then only."""
+    return lambda: getattr(importlib.import_module("tools.shared.models.real"), function)(*sizes, **options)
 
 
 def _encoder() -> Any:
@@ -50,23 +42,23 @@ def _recurrent(kind: str) -> Callable[[], Any]:
 
 
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, int]]] = {
-    "MobileNetV2": (_application("MobileNetV2", 96), (16, 32)),
-    "MobileNetV3Small": (_application("MobileNetV3Small", 96), (32, 64)),
-    "EfficientNetB0": (_application("EfficientNetB0", 64), (16, 32)),
-    "EfficientNetV2B0": (_application("EfficientNetV2B0", 64), (16, 32)),
-    "ResNet50": (_application("ResNet50", 64), (16, 32)),
-    "ResNet50V2": (_application("ResNet50V2", 64), (16, 32)),
-    "DenseNet121": (_application("DenseNet121", 64), (16, 32)),
-    "InceptionV3": (_application("InceptionV3", 96), (16, 32)),
-    "Xception": (_application("Xception", 96), (8, 16)),
-    "VGG16": (_application("VGG16", 64), (16, 32)),
-    "NASNetMobile": (_application("NASNetMobile", 64), (16, 32)),
-    "ConvNeXtTiny": (_application("ConvNeXtTiny", 64), (8, 16)),
-    "bert": (_real("bert", layers=4, width=128, heads=4, length=64, vocabulary=100), (16, 32)),
-    "gpt2": (_real("gpt2", layers=4, width=128, heads=4, length=64, vocabulary=100), (16, 32)),
-    "vit": (_real("vit", layers=3, width=192, heads=3), (4, 8)),
+    "MobileNetV2": (built_by("application", "MobileNetV2", 96, classes=10), (16, 32)),
+    "MobileNetV3Small": (built_by("application", "MobileNetV3Small", 96, classes=10), (32, 64)),
+    "EfficientNetB0": (built_by("application", "EfficientNetB0", 64, classes=10), (16, 32)),
+    "EfficientNetV2B0": (built_by("application", "EfficientNetV2B0", 64, classes=10), (16, 32)),
+    "ResNet50": (built_by("application", "ResNet50", 64, classes=10), (16, 32)),
+    "ResNet50V2": (built_by("application", "ResNet50V2", 64, classes=10), (16, 32)),
+    "DenseNet121": (built_by("application", "DenseNet121", 64, classes=10), (16, 32)),
+    "InceptionV3": (built_by("application", "InceptionV3", 96, classes=10), (16, 32)),
+    "Xception": (built_by("application", "Xception", 96, classes=10), (8, 16)),
+    "VGG16": (built_by("application", "VGG16", 64, classes=10), (16, 32)),
+    "NASNetMobile": (built_by("application", "NASNetMobile", 64, classes=10), (16, 32)),
+    "ConvNeXtTiny": (built_by("application", "ConvNeXtTiny", 64, classes=10), (8, 16)),
+    "bert": (built_by("bert", layers=4, width=128, heads=4, length=64, vocabulary=100), (16, 32)),
+    "gpt2": (built_by("gpt2", layers=4, width=128, heads=4, length=64, vocabulary=100), (16, 32)),
+    "vit": (built_by("vit", layers=3, width=192, heads=3), (4, 8)),
     "encoder": (_encoder, (32, 64)),
-    "unet": (_real("unet", levels=3, filters=16, pixels=96), (8, 16)),
+    "unet": (built_by("unet", levels=3, filters=16, pixels=96), (8, 16)),
     "lstm": (_recurrent("LSTM"), (32, 64)),
     "gru": (_recurrent("GRU"), (32, 64)),
 }
