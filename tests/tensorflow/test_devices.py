@@ -45,6 +45,41 @@ def test_what_a_gpu_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.bytes_left() == 70
 
 
+@pytest.mark.parametrize(
+    ("environment", "growth", "limit", "expected"),
+    [
+        (None, None, None, True),
+        (None, True, None, False),
+        (None, None, 1024, False),
+        ("true", None, None, False),
+        ("false", True, None, True),
+    ],
+)
+def test_whether_another_process_finds_memory_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, environment: str | None, growth: bool | None, limit: int | None, expected: bool
+) -> None:
+    parts = None if limit is None else [tf.config.LogicalDeviceConfiguration(memory_limit=limit)]
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", environment)
+    assert not devices.reserves_gpu()  # There is none.
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(tf.config.experimental, "get_memory_growth", lambda gpu: growth)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: parts)
+    assert devices.reserves_gpu() is expected
+
+
+def test_a_model_on_a_gpu_that_is_reserved_is_measured_in_this_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = models.chain()
+    model.compile("sgd", "mse")
+    monkeypatch.setattr(tf_memsaver.check.measure, "reserves_gpu", lambda: True)
+    monkeypatch.setattr(tf_memsaver.check.measure, "measure_in_process", None)
+    assert tf_memsaver.measure(model, batch_size=8, steps=1).steps == 1
+    assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in caplog.text
+
+
 def test_a_budget_of_what_is_left_counts_what_the_model_takes_already(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.chain()
     optimizer = keras.optimizers.Adam()

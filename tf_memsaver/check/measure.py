@@ -13,6 +13,7 @@ from absl import logging
 from tf_memsaver.check.measurement import Measurement, measure_here
 from tf_memsaver.check.running import How
 from tf_memsaver.check.worker_job import measure_in_process
+from tf_memsaver.compat.devices import reserves_gpu
 from tf_memsaver.cost.device import LEAST_COUNTED_STEP
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import MeasureOptions
@@ -69,7 +70,14 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     batch.batch_specs(model, told.batch_size)
     (given,) = told.batches(model, 1)
     how = How.of(model, told, given, options["mode"])
-    measured = (measure_in_process if options["isolate"] else measure_here)(
+    alone = options["isolate"] and not reserves_gpu()
+    if options["isolate"] and not alone:
+        logging.warning(
+            "model '%s' is measured in this process, since TensorFlow has reserved all memory of the GPU for it. "
+            "Set TF_FORCE_GPU_ALLOW_GROWTH=true in the environment for a process of its own.",
+            model.name,
+        )
+    measured = (measure_in_process if alone else measure_here)(
         model, told, given, how, options["steps"], options["beside_plain"]
     )
     if measured.activation_bytes < LEAST_COUNTED_STEP:

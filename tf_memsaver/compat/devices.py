@@ -27,6 +27,25 @@ def has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
+def reserves_gpu() -> bool:
+    """Whether this process takes all memory of a GPU, as TensorFlow does by default: another one finds none there.
+
+    ``TF_FORCE_GPU_ALLOW_GROWTH`` in the environment decides before all else (``gpu_bfc_allocator.cc``).
+    """
+    forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
+    if forced in ("true", "false"):
+        return forced == "false" and has_gpu()
+    return any(
+        not tf.config.experimental.get_memory_growth(gpu) and not _has_limit(gpu)
+        for gpu in tf.config.list_physical_devices("GPU")
+    )
+
+
+def _has_limit(gpu: tf.config.PhysicalDevice) -> bool:
+    parts = tf.config.get_logical_device_configuration(gpu) or ()
+    return any(part.memory_limit is not None for part in parts)
+
+
 def last_cache_bytes() -> int:
     """Return the size of the processor's last cache as glibc has it, who asks the processor like Eigen; 0 if unknown.
 

@@ -449,7 +449,8 @@ class MeasureOptions(Batches, Loops, total=False):
         Option(
             check=switch,
             help="measure in a fresh process (the model travels as a ``.keras`` file)",
-            more="``False`` measures in this process, where other buffers may be counted. You need ``False`` for "
+            more="``False`` measures in this process, where other buffers may be counted. So does ``True``, with a "
+            "warning, where TensorFlow has reserved all memory of a GPU, as it does by default. You need ``False`` for "
             "classes and functions that are defined in ``__main__`` or inside a function, and for ``Lambda`` layers, "
             "since the process loads the file in Keras's safe mode.",
             default=True,
