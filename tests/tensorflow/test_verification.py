@@ -13,8 +13,11 @@ import tensorflow as tf
 
 import tf_memsaver
 from tests.tensorflow.plans import naive, optimized_between_cuts, optimized_by_hand
-from tf_memsaver.check.verify import Verification, _compared_by
+from tf_memsaver.check.training_step import KeptState
+from tf_memsaver.check.trial import Trial
+from tf_memsaver.check.verify import Verification, _compare, _compared_by
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.program.told import told_of
 from tools.shared.models import small as models
 
 
@@ -139,3 +142,54 @@ def test_a_plain_model_that_varies_is_run_again(
     )
     assert (outcome.identical, outcome.passed, outcome.plain_varies) == (identical, passed, varies)
     assert ("Runs of the plain model differ" in str(outcome)) == varies
+
+
+def test_weights_of_the_same_path_are_all_compared() -> None:
+    inputs = keras.Input((8,))
+    towers = []
+    for name in ("first", "second"):
+        x = keras.Input((8,))
+        towers.append(keras.Model(x, keras.layers.Dense(8, "tanh", name="same")(x), name=name))
+    joined = keras.layers.Add()([tower(inputs) for tower in towers])
+    model = keras.Model(inputs, keras.layers.Dense(1, name="head")(joined))
+    assert len({variable.path for variable in model.variables}) < len(model.variables)
+    told = told_of(model, {"batch_size": 4, "data": None, "step": None})
+    with KeptState(model) as state:
+        trial = Trial(model, told, 1, "eager", state)
+        record = trial.train(model, trial.step_of(model))
+    assert len([key for key in record if key[0] == "gradient"]) == len(model.trainable_variables)
+
+
+def test_a_record_that_lacks_numbers_or_has_others_differs() -> None:
+    one = {("weight", "a", 0): np.zeros(2, np.float32)}
+    both = one | {("weight", "b", 0): np.zeros(2, np.float32)}
+    assert [check.identical for check in _compare(one, both)] == [True, False]
+    assert [check.identical for check in _compare(both, one)] == [True, False]
+
+
+def test_the_worst_difference_is_the_one_with_a_number_missing() -> None:
+    plain = {("weight", name, 0): np.ones(3, np.float32) for name in "abc"}
+    other = dict(plain)
+    other["weight", "a", 0] = np.float32([1, 1, 2])
+    other["weight", "b", 0] = np.float32([1, np.nan, 1])
+    found = Verification(
+        mode="xla", batch_size=1, steps=1, deterministic_ops=False, checks=_compare(plain, other), plain_varies=False
+    )
+    assert found.worst.name == "b" and found.worst.largest_difference == np.inf and not found.passed
+
+
+class Noise(keras.layers.Layer):
+    """Draws without a seed: no two runs are alike, and TensorFlow refuses to make it deterministic."""
+
+    def call(self, x: Any) -> Any:
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_a_model_that_draws_without_a_seed_varies(caplog: pytest.LogCaptureFixture) -> None:
+    tf.random.set_seed(None)
+    inputs = keras.Input((8,))
+    x = Noise()(keras.layers.Dense(8, "tanh", name="d0")(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(8, "tanh", name="d1")(x)))
+    outcome = tf_memsaver.verify(model, optimized_by_hand(model, ("d0", "d0")), batch_size=4, mode="graph", steps=1)
+    assert outcome.plain_varies and not outcome.deterministic_ops and not outcome.identical
+    assert "cannot be trained with deterministic operations" in caplog.text

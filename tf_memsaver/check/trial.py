@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class Trial:
         """Take so many batches of a model, and the state to begin with."""
         self.mode, self.steps, self._size, self._state = mode, steps, told.batch_size, state
         self._batches = told.batches(model, steps)
+        self._names = _different_names(model.variables)
         self.stand_in = needs_stand_in(model, told.batch_size, self._batches[0])
 
     def step_of(self, model: Any) -> TrainingStep:
@@ -47,10 +49,10 @@ class Trial:
             loss, gradients = step.run(given)
             record["loss", "loss", number] = loss.numpy()
             for variable, gradient in zip(step.weights, gradients, strict=True):
-                record["gradient", variable.path, number] = _array(gradient)
+                record["gradient", self._name(variable), number] = _array(gradient)
             for variable in model.variables:
                 kind = "weight" if variable.trainable else "state"
-                record[kind, variable.path, number] = variable.numpy()
+                record[kind, self._name(variable), number] = variable.numpy()
         return record
 
     def loop(self, model: Any) -> Record:
@@ -65,12 +67,15 @@ class Trial:
         record.update(self._left_in(model, "step"))
         return record
 
+    def _name(self, variable: Any) -> str:
+        return self._names.get(id(variable), variable.path)
+
     def _left_in(self, model: Any, after: str) -> Record:
         """Return what training left in the variables of a model and of its optimizers."""
         record: Record = {}
         for variable in model.variables:
             kind = f"weight after {after}" if variable.trainable else f"state after {after}"
-            record[kind, variable.path, self.steps - 1] = variable.numpy()
+            record[kind, self._name(variable), self.steps - 1] = variable.numpy()
         for place, variable in enumerate(_slots_of(model)):
             record[f"slot after {after}", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
         return record
@@ -93,6 +98,17 @@ class Trial:
             subject.fit(_as_dataset(self._batches, self._size), verbose=0, callbacks=[noting])
         record.update(self._left_in(subject, "fit"))
         return record
+
+
+def _different_names(variables: Sequence[Any]) -> dict[int, str]:
+    """Return a name for each variable, by its ``id``: its path, with a number where several have the same one."""
+    names: dict[int, str] = {}
+    taken = Counter[str]()
+    for variable in variables:
+        taken[variable.path] += 1
+        number = taken[variable.path]
+        names[id(variable)] = variable.path if number == 1 else f"{variable.path} ({number})"
+    return names
 
 
 def _slots_of(model: Any) -> list[Any]:

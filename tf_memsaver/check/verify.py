@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.check.training_step import KeptState
@@ -229,18 +230,27 @@ def _compared_by(
     """Train both models in one way, and compare; ``plain`` is the plain model's first record, if it is there.
 
     Where the records differ, the plain model is trained again, to tell whether it differs from itself; where it does,
-    all is done once more with deterministic operations.
+    all is done once more with deterministic operations, if TensorFlow has them for this model.
     """
     plain = train(model) if plain is None else plain
     if mode == "xla":
         return _Outcome(_compare(plain, train(optimized)), False, False)
-    if _is_same(plain, train(model)):
-        found = _against_plain_runs(train, model, optimized, plain)
-        if not found.plain_varies:
-            return found
-    with deterministic_operations():
-        found = _against_plain_runs(train, model, optimized, train(model))
-    return _Outcome(found.checks, True, found.plain_varies)
+    found = _against_plain_runs(train, model, optimized, plain) if _is_same(plain, train(model)) else None
+    if found is not None and not found.plain_varies:
+        return found
+    try:
+        with deterministic_operations():
+            once_more = _against_plain_runs(train, model, optimized, train(model))
+        return _Outcome(once_more.checks, True, once_more.plain_varies)
+    except (RuntimeError, tf.errors.OpError) as error:  # An operation draws without a seed, or has no such kernel.
+        logging.warning(
+            "model '%s' cannot be trained with deterministic operations (%s). Its plain runs differ, so equal "
+            "bits cannot be expected.",
+            model.name,
+            first_line(error),
+        )
+    found = found or _against_plain_runs(train, model, optimized, plain)
+    return _Outcome(found.checks, False, True)
 
 
 def _against_plain_runs(train: Callable[[Any], Record], model: Any, optimized: Any, plain: Record) -> _Outcome:
@@ -261,7 +271,7 @@ def _is_same(left: Record, right: Record) -> bool:
 
 
 def _compare(plain: Record, other: Record) -> tuple[Comparison, ...]:
-    return tuple(_check(*key, plain[key], other[key]) for key in plain)
+    return tuple(_check(*key, plain.get(key), other.get(key)) for key in plain | other)
 
 
 def _check(
@@ -276,9 +286,17 @@ def _check(
         same = plain.tobytes() == other.tobytes()
         difference = relative = 0.0
         if not same:
-            left, right = plain.astype(np.float64), other.astype(np.float64)
-            difference = float(np.max(np.abs(left - right)))
-            relative = difference / max(float(np.max(np.abs(left))), float(np.finfo(np.float32).tiny))
+            difference = _largest_difference(plain, other)
+            largest = np.max(np.abs(plain.astype(np.float64)), where=np.isfinite(plain), initial=0.0)
+            relative = difference / max(float(largest), float(np.finfo(np.float32).tiny))
     return Comparison(
         kind=kind, name=name, step=step, identical=same, largest_difference=difference, relative_difference=relative
     )
+
+
+def _largest_difference(plain: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """Return it, infinite where one of two elements is NaN or they are infinite in other ways."""
+    left, right = plain.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        differences = np.where((left == right) | (np.isnan(left) & np.isnan(right)), 0.0, np.abs(left - right))
+    return float(np.max(np.nan_to_num(differences, nan=np.inf, posinf=np.inf)))
