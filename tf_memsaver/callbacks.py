@@ -42,6 +42,7 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._options = options
         self._plain: Any = None
+        self._ours: Any = None
         self.plan: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -54,13 +55,14 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
         share_compiled_parts(self.model, optimized)
         optimized.make_train_function()
         self.plan = optimized.memsaver_plan
-        # An interrupted fit has not restored it.
-        self._plain = self._plain or self.model.train_function
-        self.model.train_function = optimized.train_function
+        if self._ours is None or self.model.train_function is not self._ours:  # An interrupted fit leaves ours there.
+            self._plain = self.model.train_function
+        self.model.train_function = self._ours = optimized.train_function
 
     def on_train_end(self, logs: Any = None) -> None:
         """Restore the model's own train function."""
-        self.model.train_function, self._plain = self._plain, None
+        self.model.train_function = self._plain
+        self._plain = self._ours = None
 
 
 class MemoryMonitor(StepWatch):

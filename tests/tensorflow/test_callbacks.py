@@ -68,11 +68,12 @@ def test_fit_trains_by_the_plan_with_the_same_results() -> None:
     assert trained(model, epochs=1)[0] == trained(plain, epochs=1)[0]
 
 
-def test_a_fit_that_was_interrupted_is_forgotten_when_the_next_one_has_ended() -> None:
-    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            raise KeyboardInterrupt
+class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        raise KeyboardInterrupt
 
+
+def test_a_fit_that_was_interrupted_is_forgotten_when_the_next_one_has_ended() -> None:
     model, callback = classifier(), Optimize(batch_size=1024, strategy="min_peak")
     with pytest.raises(KeyboardInterrupt):
         trained(model, callback, Stop())
@@ -82,6 +83,23 @@ def test_a_fit_that_was_interrupted_is_forgotten_when_the_next_one_has_ended() -
     plain = model.train_function
     trained(model, epochs=1)
     assert model.train_function is plain
+
+
+def test_what_an_interrupted_fit_left_is_not_given_to_another_compile_or_model() -> None:
+    callback = Optimize(batch_size=1024, strategy="min_peak")
+    model, other = classifier(), classifier()
+    with pytest.raises(KeyboardInterrupt):
+        trained(model, callback, Stop())
+    first = callback._plain
+    model.compile(keras.optimizers.SGD(1e-4), model.loss, jit_compile=False)
+    trained(model, callback, epochs=1)
+    assert model.train_function is not first
+    with pytest.raises(KeyboardInterrupt):
+        trained(model, callback, Stop())
+    before = [each.numpy().tobytes() for each in model.variables]
+    trained(other, callback, epochs=1)
+    trained(other, epochs=1)
+    assert [each.numpy().tobytes() for each in model.variables] == before
 
 
 def test_fit_takes_less_memory() -> None:
