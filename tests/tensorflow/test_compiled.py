@@ -64,6 +64,27 @@ def test_budgets_are_kept_by_the_compiler(traced: Any, caplog: Any) -> None:
     assert "XLA's CPU compiler" not in str(error.value), "dense layers have no scratch memory"
 
 
+def test_a_planner_that_is_named_keeps_a_budget(traced: Any) -> None:
+    budget = (traced.plan().plain_peak_bytes + traced.plan().peak_bytes) // 2
+    for strategy in ("min_time", "nested"):
+        plan = traced.plan(budget=budget, strategy=strategy)
+        assert plan.strategy == strategy and plan.recomputed and plan.peak_bytes <= budget
+    assert (
+        traced.plan(budget=budget, strategy="min_time").step_overhead < traced.plan(strategy="min_peak").step_overhead
+    )
+    with pytest.raises(tf_memsaver.InfeasibleBudgetError):
+        traced.plan(budget=budget // 20, strategy="min_time")
+
+
+def test_hints_hold_where_the_plain_step_fits(traced: Any) -> None:
+    names = [unit.label for unit in traced.graph.units if unit.label.startswith("dense")][2:5]
+    plan = traced.plan(budget="1TiB", recompute=names)
+    assert set(names) <= set(plan.recomputed)
+    for hint in ("keep", "recompute", "candidates"):
+        with pytest.raises(tf_memsaver.HintError):
+            traced.plan(budget="1TiB", **{hint: ["no such layer"]})
+
+
 def test_what_no_plan_changes_is_named_where_it_limits() -> None:
     pixels, size = 48, 8
     model = keras.Sequential(

@@ -17,8 +17,10 @@ from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.options.table import DEFAULT_MAX_OVERHEAD
 from tf_memsaver.plan.advice import WORTH_WHILE
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.plan.registry import planner_named
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.compiled import MOST_COMPILED, least_of, quickest_within
+from tf_memsaver.planners.measured import plan_that_keeps
 from tf_memsaver.planners.solve import Plans
 from tf_memsaver.program.data import Batch
 from tf_memsaver.rewrite.optimized_model import make_optimized
@@ -149,7 +151,8 @@ def _scratch_advice(plan: Plan, name: str, nbytes: int) -> str:
 
 
 def _plain(request: Request) -> Request:
-    return Request(strategy="plain", granularity=request.granularity, time_chunks=request.time_chunks)
+    hints = {"keep": request.keep, "candidates": request.candidates}
+    return Request(strategy="plain", granularity=request.granularity, time_chunks=request.time_chunks, **hints)
 
 
 class _Proposed:
@@ -181,23 +184,44 @@ class _Proposed:
 def _chosen(
     proposed: _Proposed, free: Request, budget: int | None, plain: Plan, compiled: CompiledSteps
 ) -> tuple[Plan, int]:
-    if budget is not None and compiled(plain) <= budget:
+    may_be_plain = not free.recompute
+    if budget is not None and may_be_plain and compiled(plain) <= budget:
         return plain, compiled(plain)
     if free.strategy != "auto":
-        plan = proposed.plans.plan(free)
-        if budget is not None and compiled(plan) > budget:
-            raise InfeasibleBudgetError(budget, compiled(plan))
-        return plan, compiled(plan)
+        return _by_name(proposed.plans, free, budget, compiled)
     most = DEFAULT_MAX_OVERHEAD if free.max_overhead is None and budget is None else free.max_overhead
     quick, others = proposed.curves(free, most)
     if budget is not None:
-        known = [plain, *(plan for plan in [*quick, *others] if plan in compiled)]
+        known = [plan for plan in [*quick, *others] if plan in compiled]
+        known += [plain] if may_be_plain else []
         return quickest_within(quick, budget, compiled, known, others)
     if not quick and not others:
         plan = proposed.plans.plan(free)  # Nothing can be replayed so quickly: its advice says why.
         return plan, compiled(plan)
     best = least_of(sorted([*quick, *others], key=lambda each: each.step_overhead), compiled)
-    return best if best[1] <= (1 - WORTH_WHILE) * compiled(plain) else (plain, compiled(plain))
+    is_worth_it = not may_be_plain or best[1] <= (1 - WORTH_WHILE) * compiled(plain)
+    return best if is_worth_it else (plain, compiled(plain))
+
+
+def _by_name(plans: Plans, free: Request, budget: int | None, compiled: CompiledSteps) -> tuple[Plan, int]:
+    """Return the plan of a planner that was asked for by name."""
+    if budget is None or not planner_named(free.strategy).keeps_budget:
+        plan = plans.plan(free)
+        if budget is not None and compiled(plan) > budget:
+            raise InfeasibleBudgetError(budget, compiled(plan))
+        return plan, compiled(plan)
+
+    def plan_for(limit: int) -> Plan:
+        return plans.plan(replace(free, budget_bytes=limit))
+
+    try:
+        first = plan_for(budget)
+    except InfeasibleBudgetError as error:
+        first = plan_for(error.least_bytes)  # The compiler may find that it takes less than is expected.
+        if compiled(first) > budget:
+            raise InfeasibleBudgetError(budget, compiled(first)) from None
+        return first, compiled(first)
+    return plan_that_keeps(first, plan_for, compiled)
 
 
 def _advice(plan: Plan) -> str:
