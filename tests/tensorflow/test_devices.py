@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -19,7 +20,8 @@ from tools.shared.models import small as models
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "meminfo").write_text("MemTotal: 16 kB\nMemFree:  1 kB\nMemAvailable:       7 kB\n")
     monkeypatch.setattr(devices, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(devices, "_GROUP", tmp_path)
+    monkeypatch.setattr(devices, "_GROUPS", tmp_path)
+    monkeypatch.setattr(devices, "_OWN_GROUPS", tmp_path / "cgroup")
     return tmp_path
 
 
@@ -32,6 +34,36 @@ def test_what_a_machine_has_left(system: Path) -> None:
     assert devices.bytes_left() == 3000
     (system / "meminfo").unlink()
     assert devices.bytes_left() == 3000
+    (system / "memory.stat").write_text("anon 500\ninactive_file 200\n")
+    assert devices.bytes_left() == 3200, "the system gives up files that it keeps in memory"
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "used", "kept"),
+    [
+        ("0::/job/step", "job/step", "memory.max", "memory.current", "inactive_file"),
+        (
+            "4:cpu,memory:/job/step",
+            "memory/job/step",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_what_a_group_of_processes_has_left(
+    system: Path, line: str, folder: str, limit: str, used: str, kept: str
+) -> None:
+    (system / "cgroup").write_text(f"7:blkio:/other\n{line}\n")
+    inner = system / folder
+    inner.mkdir(parents=True)
+    assert devices.bytes_left() == 7 << 10
+    for place, (most, now) in ((inner, (6000, 1000)), (inner.parent, (5000, 1500))):
+        (place / limit).write_text(f"{most}\n")
+        (place / used).write_text(f"{now}\n")
+    assert devices.bytes_left() == 3500, "the group around it leaves less"
+    (inner.parent / "memory.stat").write_text(f"{kept} 900\n")
+    assert devices.bytes_left() == 4400
 
 
 def test_what_a_gpu_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +121,34 @@ def test_a_budget_of_what_is_left_counts_what_the_model_takes_already(monkeypatc
     monkeypatch.setattr(asked, "bytes_left", lambda: 10**9)
     plan = tf_memsaver.search_plan(model, batch_size=8, budget="auto")
     assert plan.request.budget_bytes == 9 * 10**8 + held
+    monkeypatch.setattr(asked, "bytes_left", lambda: -5)
+    with pytest.raises(InvalidRequestError, match="no memory left"):
+        tf_memsaver.search_plan(model, batch_size=8, budget="auto")
     monkeypatch.setattr(asked, "bytes_left", lambda: None)
     with pytest.raises(InvalidRequestError, match="Give bytes"):
         tf_memsaver.search_plan(model, batch_size=8, budget="auto")
+
+
+def test_slots_of_all_optimizers_are_what_the_model_takes_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TwoOptimizers(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(64)
+            self.head = keras.layers.Dense(1)
+
+        def compile(self, one: Any, other: Any) -> None:
+            super().compile()
+            self.one, self.other = one, other
+
+        def call(self, x: Any) -> Any:
+            return self.head(self.dense(x))
+
+    model = TwoOptimizers()
+    model(tf.zeros((4, 64)))
+    model.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+    model.one.build(model.dense.trainable_variables)
+    model.other.build(model.head.trainable_variables)
+    monkeypatch.setattr(asked, "bytes_left", lambda: 10**9)
+    weights = sum(4 * int(tf.size(each.value)) for each in model.variables)
+    taken = (asked.request_of({"budget": "auto"}, model).budget_bytes or 0) - 9 * 10**8
+    assert 3 * weights <= taken < 3.1 * weights

@@ -19,6 +19,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import check_names
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import check_strategy
+from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.kinds import labels_known
 from tf_memsaver.units import AUTO
 
@@ -98,10 +99,16 @@ def _bytes_left() -> int:
         raise InvalidRequestError(
             "budget='auto': the memory that this system has left cannot be read. Give bytes, such as budget='6GiB'."
         )
+    if left <= 0:
+        raise InvalidRequestError(
+            "budget='auto': this device has no memory left. End what else runs there, or give bytes, such as "
+            "budget='6GiB'."
+        )
     return left
 
 
 def _bytes_taken(model: Any) -> int:
-    optimizer = own_optimizer(model)
-    variables = [*getattr(model, "variables", ()), *(optimizer.variables if optimizer else ())]
-    return sum(map(bytes_of, variables))
+    if not isinstance(model, keras.Model):
+        return 0
+    slots = [variable for each in KeptObjects(*trained_with(model)).optimizers for variable in each.variables]
+    return sum(map(bytes_of, (*model.variables, *slots)))

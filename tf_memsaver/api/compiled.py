@@ -151,8 +151,13 @@ def _scratch_advice(plan: Plan, name: str, nbytes: int) -> str:
 
 
 def _plain(request: Request) -> Request:
-    hints = {"keep": request.keep, "candidates": request.candidates}
-    return Request(strategy="plain", granularity=request.granularity, time_chunks=request.time_chunks, **hints)
+    return Request(
+        strategy="plain",
+        keep=request.keep,
+        candidates=request.candidates,
+        granularity=request.granularity,
+        time_chunks=request.time_chunks,
+    )
 
 
 class _Proposed:

@@ -2,8 +2,8 @@
 
 The limit of a GPU is what TensorFlow lists of its local devices (TensorFlow 2.20 and 2.21:
 ``tensorflow/python/client/device_lib.py``, ``core/common_runtime/gpu/gpu_device.cc``). On Linux the system tells the
-memory of the CPU: ``MemAvailable`` of ``/proc/meminfo`` (man 5 proc) and, in a container, the limit of its control
-group (the kernel's ``Documentation/admin-guide/cgroup-v2.rst``).
+memory of the CPU: ``MemAvailable`` of ``/proc/meminfo`` (man 5 proc) and, in a container or a job, the limits of its
+control groups (the kernel's ``Documentation/admin-guide/cgroup-v2.rst`` and ``cgroup-v1/memory.rst``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.client import device_lib
@@ -19,7 +20,20 @@ _LEVEL3_CACHE_SIZE = 194
 """``_SC_LEVEL3_CACHE_SIZE`` of glibc's ``bits/confname.h``, for which Python has no name."""
 
 _MEMINFO = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+class _Files(NamedTuple):
+    """Where a version of control groups tells of memory: the folder of all groups, and two files of a group.
+
+    ``kept_files`` is a line of the group's ``memory.stat``: bytes of files that the system gives up when it must.
+    """
+
+    folder: Path
+    limit: str
+    used: str
+    kept_files: str
 
 
 def has_gpu() -> bool:
@@ -62,7 +76,7 @@ def bytes_left() -> int | None:
     if has_gpu():
         limits = [device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU"]
         return int(limits[0] - tf.config.experimental.get_memory_info("GPU:0")["current"]) if limits else None
-    found = [each for each in (_left_on_machine(), _left_in_group()) if each is not None]
+    found = [each for each in (_left_on_machine(), _left_in_groups()) if each is not None]
     return min(found, default=None)
 
 
@@ -71,9 +85,26 @@ def _left_on_machine() -> int | None:
     return None if match is None else int(match[1]) << 10
 
 
-def _left_in_group() -> int | None:
-    most, now = _text(_GROUP / "memory.max").strip(), _text(_GROUP / "memory.current").strip()
-    return int(most) - int(now) if most.isdecimal() and now.isdecimal() else None
+def _left_in_groups() -> int | None:
+    """Return what the control groups of this process, and those around them, leave it."""
+    first = _Files(_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    second = _Files(_GROUPS, "memory.max", "memory.current", "inactive_file")
+    # In a container, the group's own folder may be the one of all groups.
+    places = [(first, "/"), (second, "/")]
+    for line in _text(_OWN_GROUPS).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            places.append((first if controllers else second, path))
+    found: list[int] = []
+    for files, path in places:
+        inside = Path(path.lstrip("/"))
+        for folder in (inside, *inside.parents):
+            most, used = (_text(files.folder / folder / name).strip() for name in (files.limit, files.used))
+            if most.isdecimal() and used.isdecimal():
+                stat = _text(files.folder / folder / "memory.stat")
+                kept = re.search(rf"^{files.kept_files} (\d+)", stat, re.MULTILINE)
+                found.append(int(most) - int(used) + (int(kept[1]) if kept else 0))
+    return min(found, default=None)
 
 
 def _text(path: Path) -> str:
