@@ -81,9 +81,9 @@ class InfeasibleBudgetError(MemsaverError):
 
 
 class InfeasibleOverheadError(MemsaverError):
-    """No plan keeps the predicted step time within ``max_overhead``.
+    """No plan that the planner found keeps the predicted step time within ``max_overhead``.
 
-    ``least_overhead`` is the extra time of the quickest plan found. Both are shares of the plain step's time.
+    ``least_overhead`` is the extra time of the quickest of them. Both are shares of the plain step's time.
     """
 
     def __init__(self, max_overhead: float, least_overhead: float) -> None:

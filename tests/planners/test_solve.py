@@ -294,3 +294,24 @@ def test_where_the_plan_that_keeps_a_budget_is_too_slow_the_quicker_one_that_is_
 
     assert found(10.0).segments == tuple(slow)
     assert found(between).step_overhead <= between and found(between).peak_bytes <= budget
+
+
+@pytest.mark.usefixtures("scratch_table")
+def test_an_overhead_that_is_refused_names_the_quickest_plan_within_the_budget():
+    """The planner's own answer is slower than that of a planner that it falls back to."""
+    graph = chain([8] * 6)
+
+    @register_planner("quick")
+    def quick(problem: Problem) -> Sequence[Segment]:
+        return [segment_of(0, 2, RECOMPUTE), segment_of(2, 6, STORE)]
+
+    @register_planner("mine", falls_back_to=("quick",))
+    def mine(problem: Problem) -> Sequence[Segment]:
+        return [segment_of(0, 5, RECOMPUTE), segment_of(5, 6, STORE)]
+
+    slow, least = (solve(graph, Request(strategy=name)) for name in ("mine", "quick"))
+    budget = max(slow.peak_bytes, least.peak_bytes)
+    assert 0 < least.step_overhead < slow.step_overhead and budget < slow.plain_peak_bytes
+    with pytest.raises(InfeasibleOverheadError) as caught:
+        solve(graph, Request(strategy="mine", budget_bytes=budget, max_overhead=least.step_overhead / 2))
+    assert caught.value.least_overhead == least.step_overhead

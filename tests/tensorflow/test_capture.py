@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tensorflow.plans import labels
+from tf_memsaver.capture import model_step
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.measure import measure
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
@@ -312,3 +313,26 @@ def test_noise_reads_the_shape_of_what_it_is_for() -> None:
     steps = scheduled(simulator.prepared, apart).steps
     gates = [graph.values[step.touches[0]].name for step in steps if step.op < 0]
     assert read[0] in gates
+
+
+def test_embeddings_of_equal_paths_are_not_one() -> None:
+    """Each is read once: no sparse gradient is a term of a sum."""
+    inputs = keras.Input((5,), dtype="int32")
+    towers = []
+    for name in ("first", "second"):
+        tokens = keras.Input((5,), dtype="int32")
+        towers.append(keras.Model(tokens, keras.layers.Embedding(7, 4, name="same")(tokens), name=name))
+    joined = keras.layers.Add()([tower(inputs) for tower in towers])
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(joined)))
+    assert len({variable.path for variable in model.variables}) < len(model.variables)
+    assert not [unit.pinned for unit in capture_graph(model, batch_size=4).units if "sparse" in (unit.pinned or "")]
+
+
+def test_a_model_that_is_compiled_again_is_captured_again() -> None:
+    """A loss that is gone may have the address of the next one."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+    known = set()
+    for count in range(20):
+        model.compile("sgd", lambda y, p: keras.ops.mean((y - p) ** 2))
+        known.update(model_step._how(model, 4, "layer") for _ in range(2))
+        assert len(known) == count + 1

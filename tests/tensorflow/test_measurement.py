@@ -12,7 +12,8 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import optimized_by_hand
-from tf_memsaver.check.measurement import Measurement
+from tf_memsaver.check import measurement
+from tf_memsaver.check.measurement import ROUNDS, Measurement
 from tf_memsaver.command.model_source import load_model
 from tf_memsaver.errors import InvalidRequestError, MeasurementError, UnsupportedModelError
 from tools.shared.models import small as models
@@ -173,3 +174,21 @@ def test_python_code_in_a_file_is_refused_unless_keras_was_told_otherwise() -> N
         tf_memsaver.measure(model, batch_size=8, steps=1)
     keras.config.enable_unsafe_deserialization()
     assert tf_memsaver.measure(model, batch_size=8, steps=1).steps == 1
+
+
+def test_the_quartiles_are_those_of_the_steps_whose_median_is_told() -> None:
+    """Steps beside plain ones are slower here than those before: each is told of by the figures of the latter."""
+
+    class Runner:
+        def __init__(self, *seconds: float) -> None:
+            self.seconds = iter(seconds)
+
+        def run(self, count: int) -> Any:
+            each = next(self.seconds)
+            return type("Found", (), {"seconds": [each + 0.001 * number for number in range(count)]})
+
+    beside = measurement._in_turns(Runner(*(2.0,) * ROUNDS), Runner(*(1.0,) * (ROUNDS + 1)), 3)  # type: ignore[arg-type]
+    assert len(beside.seconds) == 3 * ROUNDS and min(beside.seconds) >= 2.0 and beside.plain_seconds < 1.1
+    model = _optimized(_deep())
+    found = tf_memsaver.measure(model, batch_size=64, steps=4, beside_plain=True, isolate=False)
+    assert found.step_seconds_range[0] <= found.step_seconds <= found.step_seconds_range[1]

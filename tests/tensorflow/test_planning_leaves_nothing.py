@@ -16,6 +16,7 @@ from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tensorflow_ops
 
 import tf_memsaver
+from tf_memsaver.capture import convert
 from tf_memsaver.capture.data_shapes import DataShapes
 from tf_memsaver.program.kept_objects import KeptObjects
 from tools.shared import memory
@@ -62,6 +63,24 @@ def test_plans_allocate_nothing_and_keep_no_graph(plans: int, graphs: weakref.We
     gc.collect()
     assert not graphs
     assert len(tensorflow_ops.gradient_registry.list()) == registered
+
+
+def test_a_graph_that_cannot_be_planned_is_let_go(
+    graphs: weakref.WeakSet[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refuses(keras.optimizers.SGD):
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            raise ValueError("cannot be traced")
+
+    def steps() -> list[Any]:
+        return [each for each in graphs if each.name == "memsaver_step" and each.get_operations()]
+
+    tf_memsaver.search_plan(_dense(Refuses()), batch_size=8)
+    assert not steps(), "the update was refused, and the step traced again without it"
+    monkeypatch.setattr(convert, "build_graph", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tf_memsaver.search_plan(_dense(), batch_size=8)
+    assert not steps()
 
 
 def test_functions_that_somebody_keeps_keep_their_gradients() -> None:

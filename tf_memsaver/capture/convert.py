@@ -41,14 +41,15 @@ def traced_graph(
     ``shapes`` knows those that the data alone tells.
     """
     shapes = shapes or DataShapes()
+    traced = shapes.graph("memsaver_step")
     try:
         with gradients_end_with_graphs(), free_dimension_is(batch_size):
-            step = source.trace(shapes.graph("memsaver_step"))
+            step = source.trace(traced)
         graph = build_graph(source, step, batch_size, current_device(), fixed_batch=shapes.fixed_batch, profile=profile)
         graph = dataclasses.replace(graph, data_shapes=tuple(shapes.found))
         _warn_of_uncounted(source, step)
-        release(step.graph)
     finally:
+        release(traced)
         source.close()
         shapes.forget_data()
     return graph

@@ -258,7 +258,7 @@ class _Assignment:
                 is_sparse, source = isinstance(gradient, tf.IndexedSlices), _source(tensor)
                 variable = self._trained.get(inner.get(id(source), 0))
                 if variable is not None:
-                    sparse.add(variable.path, unit, is_sparse)
+                    sparse.add(variable.path, unit, is_sparse, variable)
                 elif is_sparse and makers.get(id(source), unit) != unit:
                     sparse.leaves(source.name, unit)
         return {unit: name for sparse in by_tape.values() for unit, name in sparse.summed().items()}

@@ -119,8 +119,9 @@ def _graph_of_call(
             type(model.optimizer).__name__,
             error,
         )
-        source.optimizer = None
-        return traced_graph(source, batch_size, shapes(), profile=profile)
+    # Out of the block, so that the error holds the first graph no longer.
+    source.optimizer = None
+    return traced_graph(source, batch_size, shapes(), profile=profile)
 
 
 def captured_units(
@@ -151,9 +152,8 @@ def captured_units(
 
 def _how(model: Any, batch_size: int, granularity: Granularity, *chosen: Any) -> Any:
     """Return what of a model and a request decides how it is captured, and may change."""
-    # The losses by id: they may refer to the model, which would then live for ever.
-    losses = id(model.loss) if getattr(model, "compiled", False) else None
-    return granularity, chosen, tuple(batch.batch_specs(model, batch_size).leaves), settings_of(model), losses
+    specs = tuple(batch.batch_specs(model, batch_size).leaves)
+    return granularity, chosen, specs, settings_of(model), keras_training.last_compiled(model)
 
 
 class UpdateError(Exception):

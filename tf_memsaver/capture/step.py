@@ -187,11 +187,14 @@ class SparseGradients:
     """Finds the sparse gradients that are terms of sums, where the parts of a replay would come in another order."""
 
     def __init__(self) -> None:
-        self._units: dict[str, dict[int | None, bool]] = {}
+        self._units: dict[tuple[str, int], dict[int | None, bool]] = {}
 
-    def add(self, name: str, unit: int | None, is_sparse: bool) -> None:
-        """Note that a unit (None: what is in no unit) has a gradient for what is called ``name``."""
-        units = self._units.setdefault(name, {})
+    def add(self, name: str, unit: int | None, is_sparse: bool, variable: Any = None) -> None:
+        """Note that a unit (None: what is in no unit) has a gradient for what is called ``name``.
+
+        Several variables may have one name.
+        """
+        units = self._units.setdefault((name, id(variable)), {})
         units[unit] = units.get(unit, False) or is_sparse
 
     def leaves(self, name: str, unit: int | None) -> None:
@@ -201,12 +204,11 @@ class SparseGradients:
 
     def summed(self) -> dict[int, str]:
         """Return, by unit, what it has a sparse gradient for, if others have a gradient for that, too."""
-        several = {name: units for name, units in self._units.items() if len(units) > 1}
         return {
             unit: name
-            for name, units in several.items()
+            for (name, _), units in self._units.items()
             for unit, sparse in units.items()
-            if sparse and unit is not None
+            if len(units) > 1 and sparse and unit is not None
         }
 
 
@@ -358,7 +360,7 @@ class _Tracer:
                     continue
                 is_sparse, trained = isinstance(gradient, tf.IndexedSlices), self._trained.get(id(source))
                 if trained is not None:
-                    self._sparse.add(trained.path, unit, is_sparse)
+                    self._sparse.add(trained.path, unit, is_sparse, trained.variable)
                 elif id(source) in self._read:
                     self._sparse.add(source.name, unit, is_sparse)
                 elif is_sparse:

@@ -13,6 +13,7 @@ from absl import logging
 from tf_memsaver.check.measurement import Measurement, measure_here
 from tf_memsaver.check.running import How
 from tf_memsaver.check.worker_job import measure_in_process
+from tf_memsaver.compat.counting import counts_all
 from tf_memsaver.compat.devices import reserves_gpu
 from tf_memsaver.cost.device import LEAST_COUNTED_STEP
 from tf_memsaver.errors import InvalidRequestError
@@ -80,7 +81,8 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     measured = (measure_in_process if alone else measure_here)(
         model, told, given, how, options["steps"], options["beside_plain"]
     )
-    if measured.activation_bytes < LEAST_COUNTED_STEP:
+    counts_all_sizes = measured.device.startswith("GPU") or counts_all()
+    if measured.activation_bytes < LEAST_COUNTED_STEP and not counts_all_sizes:
         logging.warning(
             "model '%s': the measured %s of activations are not reliable, since most buffers are too small to be "
             "counted. Measure a larger batch or model, with more than %s of activations.",

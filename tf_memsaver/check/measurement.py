@@ -117,8 +117,9 @@ def measure_here(model: Any, told: Told, given: Batch, how: How, steps: int, bes
         if plain is not None:
             with runner_of(plain, told, given, how) as other:
                 beside = _in_turns(runner, other, max(2, steps // ROUNDS))
-    seconds = statistics.median(found.seconds) if beside is None else beside.seconds
-    quartiles = statistics.quantiles(found.seconds, n=4) if steps > 1 else found.seconds * 3
+    timed = found.seconds if beside is None else beside.seconds
+    seconds = statistics.median(timed)
+    quartiles = statistics.quantiles(timed, n=4) if len(timed) > 1 else timed * 3
     return Measurement(
         device=device_name(),
         mode=how.mode,
@@ -137,9 +138,9 @@ def measure_here(model: Any, told: Told, given: Batch, how: How, steps: int, bes
 
 
 class _Beside(NamedTuple):
-    """Medians of steps that alternated with plain ones, in seconds, and the range of their ratio minus one."""
+    """Seconds of steps that alternated with plain ones, their median, and the range of the ratio minus one."""
 
-    seconds: float
+    seconds: list[float]
     plain_seconds: float
     slowdown_range: tuple[float, float]
 
@@ -151,7 +152,7 @@ def _in_turns(runner: StepRunner, plain: StepRunner, count: int) -> _Beside:
     theirs, ours = zip(*rounds, strict=True)
     ratios = [statistics.median(b) / statistics.median(a) - 1 for a, b in rounds]
     return _Beside(
-        seconds=statistics.median(itertools.chain(*ours)),
+        seconds=list(itertools.chain(*ours)),
         plain_seconds=statistics.median(itertools.chain(*theirs)),
         slowdown_range=(min(ratios), max(ratios)),
     )

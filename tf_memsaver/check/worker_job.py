@@ -27,7 +27,7 @@ from tf_memsaver.check.running import How
 from tf_memsaver.check.tether import tether
 from tf_memsaver.compat import keras_copies, keras_models
 from tf_memsaver.compat.messages import first_line
-from tf_memsaver.errors import MeasurementError
+from tf_memsaver.errors import MeasurementError, OutputError
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.pace import told as tell_pace
 from tf_memsaver.program.data import Batch, Data
@@ -41,6 +41,8 @@ def measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: in
         path, progress = (os.path.join(folder, name) for name in ("model.keras", "progress.json"))
         try:
             model.save(path)
+        except OSError as error:
+            raise OutputError(os.fspath(folder), error.strerror or str(error)) from error
         except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
             raise MeasurementError(
                 f"model '{model.name}' cannot be saved for the measuring process ({first_line(error)}). Pass "
@@ -104,7 +106,10 @@ def _write_told(told: Told, given: Batch, folder: str | os.PathLike[str]) -> dic
     if told.data is not None and told.has_batches:
         files = [os.path.join(folder, f"batch_{number}") for number in range(len(given.leaves))]
         for file, leaf in zip(files, given.leaves, strict=True):
-            tf.io.write_file(file, tf.io.serialize_tensor(leaf))
+            try:
+                tf.io.write_file(file, tf.io.serialize_tensor(leaf))
+            except tf.errors.ResourceExhaustedError as error:
+                raise OutputError(os.fspath(folder), first_line(error)) from error
         written |= {"specs": batch_to_json(told.data.specs), "fixed_batch": told.data.fixed_batch, "files": files}
     return written
 
