@@ -727,6 +727,18 @@ class Ticking(layers.Layer):
         return x * self.calls.assign_add(1.0)
 
 
+class Drawing(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin()
+
+    def begin(self) -> None:
+        self.numbers = np.random.default_rng(0)
+
+    def call(self, x: Any) -> Any:
+        return x * self.numbers.random()
+
+
 # Why it is pinned, the layer, and how it is put back to where it began.
 NOT_REPLAYED: dict[str, tuple[str, Callable[[], Any], Callable[[Any], Any]]] = {
     "random": ("runs RandomUniform", lambda: layers.Lambda(lambda x: x * tf.random.uniform(tf.shape(x), seed=3)), id),
@@ -738,6 +750,7 @@ NOT_REPLAYED: dict[str, tuple[str, Callable[[], Any], Callable[[Any], Any]]] = {
     "assigned_variable": ("assigns a tf.Variable", Ticking, lambda layer: layer.calls.assign(0.0)),
     "python_random": ("draws from Python's", lambda: layers.Lambda(lambda x: x * random.random()), id),
     "numpy_random": ("draws from Python's or NumPy's", lambda: layers.Lambda(lambda x: x * np.random.random()), id),
+    "own_generator": ("draws from Python's or NumPy's", Drawing, lambda layer: layer.begin()),
 }
 
 

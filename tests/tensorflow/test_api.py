@@ -153,6 +153,26 @@ def test_something_that_is_no_model(thing: Any) -> None:
         tf_memsaver.optimize(thing, batch_size=4)
 
 
+@pytest.mark.parametrize("name", ["call", "train_step", "compute_loss"])
+def test_a_method_that_was_set_on_the_model(name: str) -> None:
+    """The plan would be for the class's own, and the method run all the same: nothing would be recomputed."""
+    model = models.chain()
+    setattr(model, name, getattr(model, name))
+    with pytest.raises(UnsupportedModelError, match=rf"model\.{name} = "):
+        tf_memsaver.optimize(model, batch_size=4)
+
+
+def test_a_call_that_was_set_on_a_layer_stays_there() -> None:
+    model = models.chain()
+    layer = model.layers[2]
+    plainly = layer.call
+    layer.call = lambda x, training=None: 2 * plainly(x)
+    x = np.ones((4, *model.input_shape[1:]), "float32")
+    before = model(x).numpy()
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="min_peak")
+    assert "call" in vars(layer) and np.array_equal(before, optimized(x, training=True).numpy())
+
+
 def test_an_unbuilt_sequential_model() -> None:
     with pytest.raises(UnsupportedModelError, match="not built"):
         tf_memsaver.optimize(keras.Sequential([layers.Dense(2)]), batch_size=4)

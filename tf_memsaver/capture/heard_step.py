@@ -125,7 +125,7 @@ class _Running(NamedCalls):
             slots[slot] = tensor
         names = Names.of_model()
         training = arguments_of(network, args, kwargs).get("training", keras_calls.training_of_call())
-        notes = CallNotes(self._step, self._known)
+        notes = CallNotes(self._step, self._known, [call.operation for call in sequence.calls])
         for unit, call in enumerate(sequence.calls, opened.start):
             start = graph.num_operations()
             before = {id(loss) for loss in keras_training.losses_of(call.operation)}

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import led_to
+from tf_memsaver.compat.keras_models import all_layers
 from tf_memsaver.compat.keras_variables import local_variable
 from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.errors import UnsupportedModelError
@@ -298,7 +300,8 @@ class _Tracer:
         self._loss_tensors: list[Any] = []
         tapes = []
         names = Names.of_model()
-        notes = CallNotes(self._step, {*self._trained, *(id(variable) for _, variable, _ in self._source.residents())})
+        known = {*self._trained, *(id(variable) for _, variable, _ in self._source.residents())}
+        notes = CallNotes(self._step, known, [call.operation for call in self._sequence.calls])
         known_tensors = {id(tensor) for tensor in self._slots}
         for unit, call in enumerate(counted("forward pass", self._sequence.calls)):
             differentiable = [self._slots[i] for i in call.inputs if self._needs_gradient[i]]
@@ -415,19 +418,28 @@ def complete_shape(tensor: Any, said: Sequence[int | None] | None, step: TracedS
 class CallNotes:
     """Notes in a step what calls do beside making tensors, one call after the other."""
 
-    def __init__(self, step: TracedStep, known: Collection[int]) -> None:
-        """Begin with the next call; ``known`` are the ids of the variables that the source lists."""
-        self._step, self._known, self._drawn = step, known, _random_states()
+    def __init__(self, step: TracedStep, known: Collection[int], operations: Iterable[Any]) -> None:
+        """Begin with the next call of these operations; ``known`` are ids of the variables that the source lists."""
+        self._step, self._known = step, known
+        self._generators = _generators_of(operations)
+        self._drawn = _random_states(self._generators)
 
     def note(self, unit: int, read: Iterable[Any]) -> None:
         """Note whether a call that was just made drew random numbers, and what it read of variables not listed."""
-        before, self._drawn = self._drawn, _random_states()
+        before, self._drawn = self._drawn, _random_states(self._generators)
         if self._drawn != before:
             self._step.drawing_units.add(unit)
         unknown = [variable.name for variable in read if id(variable) not in self._known]
         self._step.unknown_reads.update((unit, name) for name in unknown[:1])
 
 
-def _random_states() -> bytes:
-    """Return the states of the generators that are not TensorFlow's: what draws from them, draws once a trace."""
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+def _generators_of(operations: Iterable[Any]) -> list[Any]:
+    """Return the generators of random numbers that layers hold as attributes, without TensorFlow's."""
+    layers = [layer for each in operations if isinstance(each, keras.layers.Layer) for layer in all_layers(each)]
+    held = [value for layer in layers for value in vars(layer).values()]
+    return [each for each in held if isinstance(each, (np.random.Generator, np.random.RandomState, random.Random))]
+
+
+def _random_states(generators: Sequence[Any]) -> bytes:
+    """Return the states of generators that are not TensorFlow's: what draws from them, draws once a trace."""
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False), generators))

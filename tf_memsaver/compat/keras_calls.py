@@ -105,17 +105,25 @@ def next_call_runs(layer: Any, function: Callable[..., Any]) -> Iterator[None]:
     """Let the next ``__call__`` of a layer run ``function(layer, args, kwargs)`` instead of the layer's ``call``.
 
     ``Operation.__call__`` looks ``call`` up in the instance, with the arguments that ``Layer.__call__`` has prepared.
+    What somebody else put there is put back.
     """
+    before = vars(layer).get("call")
+
+    def put_back() -> None:
+        if before is None:
+            vars(layer).pop("call", None)
+        else:
+            object.__setattr__(layer, "call", before)
 
     def once(*args: Any, **kwargs: Any) -> Any:
-        vars(layer).pop("call", None)
+        put_back()
         return function(layer, args, kwargs)
 
     object.__setattr__(layer, "call", once)
     try:
         yield
     finally:
-        vars(layer).pop("call", None)
+        put_back()
 
 
 class _Thread(threading.local):

@@ -15,6 +15,9 @@ from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.train_step import has_own_train_step
 from tf_memsaver.units import shown
 
+_OF_A_CLASS = ("call", "train_step", "compute_loss")
+"""Methods that Keras also looks for in the model object itself."""
+
 _WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Distributions that a warning named."""
 
@@ -43,6 +46,13 @@ def check_model(model: Any, *, needs_call: bool = True) -> None:
     _warn_of_distribution()
     if needs_call and keras_models.has_no_call(model):
         raise _without_a_call(model)
+    for name in _OF_A_CLASS:
+        if name in vars(model):
+            raise UnsupportedModelError(
+                f"model '{model.name}' has a {name} that was set on the object (model.{name} = ...). A plan is made "
+                f"for that of the class {type(model).__name__}, so it would have no effect. Define {name} in a class "
+                "of your own, or delete the attribute."
+            )
     if isinstance(model, keras.Sequential) and keras_models.inner_functional(model) is None:
         raise UnsupportedModelError(
             f"Sequential model '{model.name}' is not built. Add a keras.Input(...) first, or call "
