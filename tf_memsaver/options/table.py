@@ -29,9 +29,9 @@ Strategy = Literal[_Planner, _Baseline]
 """The planners of this package. Users can register others."""
 
 STRATEGIES: dict[str, str] = {
-    "auto": "the quickest step within the budget; without a budget, the smallest peak within max_overhead",
+    "auto": "the quickest step within the budget; without a budget, about the smallest peak within max_overhead",
     "min_time": "the quickest step within the budget",
-    "min_peak": "the smallest peak, whatever the time",
+    "min_peak": "the smallest peak without nested segments, whatever the time",
     "nested": "segments within segments: a smaller peak than the others reach, for more time",
     "plain": "recomputes nothing (this and the following are baselines for comparison)",
     "recompute_all": "recomputes every layer that can be recomputed",

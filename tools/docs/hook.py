@@ -17,6 +17,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 
+FOR_DEVELOPERS = ("defects.md", "renovation.md")
+"""Records of our own work in tools/results/, which the site leaves out."""
+
 BROUGHT = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -24,6 +27,7 @@ BROUGHT = {
     **{
         path.relative_to(ROOT).as_posix(): f"results/{path.name}"
         for path in sorted((ROOT / "tools" / "results").glob("*.md"))
+        if path.name not in FOR_DEVELOPERS
     },
 }
 """What lies outside of docs/ and has a page on the site. (The first page says what README says.)"""
