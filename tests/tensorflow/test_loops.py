@@ -540,3 +540,17 @@ def test_what_would_keep_the_plain_model_is_a_warning(caplog: pytest.LogCaptureF
 
     tf_memsaver.optimize(trainer.net, data=pairs(), step=functools.partial(step, trainer.net))
     assert "model 'net' as an argument of the functools.partial of 'step', which cannot be assigned" in caplog.text
+
+
+def test_a_switch_of_a_step_is_no_part_of_an_element() -> None:
+    net, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    def step(batch: Any, training: bool = True) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = SQUARE(y, net(x, training=training))
+        optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
+        return loss
+
+    pairs = tf.data.Dataset.from_tensor_slices((X, X)).batch(64)
+    assert tf_memsaver.search_plan(net, data=pairs, step=step).batch_size == 64

@@ -63,10 +63,11 @@ class LoopStep:
         except (TypeError, ValueError):
             return True  # Some callables do not say.
         try:
-            signature.bind(*args)
+            bound = signature.bind(*args).arguments
         except TypeError:
             return False
-        return True
+        # In step(batch, training=True), no part of an element is meant for the switch.
+        return not any(isinstance(signature.parameters[name].default, bool) for name in bound)
 
     def _check(self, element: Any) -> None:
         if self._takes(element):
