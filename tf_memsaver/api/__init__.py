@@ -372,6 +372,7 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
 
     Raises:
       InfeasibleBudgetError, InfeasibleOverheadError: not even a batch of one sample fits.
+      InvalidRequestError: the budget is a share: what it is of depends on the batch.
       MeasurementError: the steps at the answer could not be run.
       MemsaverError: the errors of ``search_plan``.
     """

@@ -52,6 +52,7 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
 
     Raises:
       InvalidRequestError: an argument is not valid.
+      UnsupportedModelError: no Keras model, or its call cannot be traced.
       MeasurementError: the process failed (the message has the end of its log), or TensorFlow does not count memory on
         this device.
       OutputError: there is no space for temporary files.

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tf_memsaver.check.training_step import OwnTrainStep, RunnableStep, TrainingStep, free
+from tf_memsaver.check.training_step import OwnTrainStep, RunnableStep, TrainingStep
 from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import MeasureMode, Mode
+from tf_memsaver.program.batch import with_free_batch
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.losses import needs_stand_in, no_gradient
 from tf_memsaver.program.signature import is_planned_as_a_step
@@ -108,7 +109,7 @@ class _Fit:
 def _specs_in_fit(told: Told, given: Batch) -> Batch:
     """Return the specs by which ``fit`` traces its step: with a free batch, unless all batches are of one size."""
     if told.data is None:
-        return given.mapped(free)
+        return given.mapped(with_free_batch)
     return given.mapped(tf.TensorSpec.from_tensor) if told.data.fixed_batch else told.data.specs
 
 

@@ -12,6 +12,7 @@ from tf_memsaver.compat.keras_variables import has_replicas, is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options.table import Mode
+from tf_memsaver.program.batch import with_free_batch
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.losses import no_gradient, training_loss
@@ -49,7 +50,9 @@ class RunnableStep:
         """Prepare to run a function of the leaves of batches like ``example``."""
         self._function, self._mode = function, mode
         if mode != "eager":
-            signature = [free(leaf) if free_batch else tf.TensorSpec.from_tensor(leaf) for leaf in example.leaves]
+            signature = [
+                with_free_batch(leaf) if free_batch else tf.TensorSpec.from_tensor(leaf) for leaf in example.leaves
+            ]
             self._function = tf.function(function, jit_compile=mode == "xla", input_signature=signature)
 
     def trace(self, given: Batch) -> None:
@@ -141,8 +144,3 @@ class TrainingStep(RunnableStep):
                 raise no_gradient(self._model.name)
             self._optimizer.apply_gradients(pairs)
         return loss, gradients if self._returned else []
-
-
-def free(tensor: Any) -> tf.TensorSpec:
-    """Return the spec of a tensor with a free first dimension."""
-    return tf.TensorSpec((None, *tensor.shape[1:]) if tensor.shape.rank else (), tensor.dtype)

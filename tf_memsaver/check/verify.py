@@ -163,6 +163,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
 
     Raises:
       InvalidRequestError: the models do not share their variables, or an argument is not valid.
+      UnsupportedModelError: no Keras model, or its call cannot be traced.
     """
     told, steps, mode = told_of(model, options), options["steps"], options["mode"]
     model, optimized = told.model, subject_of(optimized, options)

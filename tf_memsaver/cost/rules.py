@@ -134,12 +134,12 @@ def _conv_input_gradient(spec: OpSpec) -> int:
 def _conv_filter_gradient(spec: OpSpec) -> int:
     per_output = math.prod(spec.output_shapes[0][:-1])
     if spec.kernels.compiled:
-        per_output *= conv_groups(spec)
+        per_output *= groups_of_filter_gradient(spec)
     return 2 * math.prod(spec.input_shapes[2]) * per_output
 
 
-def conv_groups(spec: OpSpec) -> int:
-    """Return the number of groups of a channels-last convolution whose first input is the image."""
+def groups_of_filter_gradient(spec: OpSpec) -> int:
+    """Return the number of groups of a channels-last convolution, by the operation that is its filter's gradient."""
     return max(1, spec.input_shapes[0][-1] // max(1, spec.output_shapes[0][-2]))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tf_memsaver.cost.rules import OpSpec, conv_groups, is_known
+from tf_memsaver.cost.rules import OpSpec, groups_of_filter_gradient, is_known
 
 _UNFOLDED_BYTES = 30 << 20
 """How much of the unfolded images Eigen's convolution gradients aim to have at once (``target_working_set_size``)."""
@@ -36,7 +36,7 @@ def _filter_gradient(spec: OpSpec) -> int:
     does not depend on how many there are.
     """
     if spec.kernels.compiled:
-        groups = conv_groups(spec)
+        groups = groups_of_filter_gradient(spec)
         return 2 * groups * spec.output_bytes[0] if groups > 1 else 0
     if not _is_by_eigen(spec):
         return 0

@@ -22,6 +22,7 @@ from tf_memsaver.display.scales import (
 )
 from tf_memsaver.display.steps import Moment, ShownStep
 from tf_memsaver.errors import MissingExtraError
+from tf_memsaver.summary import shortened
 from tf_memsaver.units import format_bytes
 
 if TYPE_CHECKING:
@@ -181,6 +182,4 @@ def _alive(moment: Moment, label: str) -> str:
 
 def _short(name: str, longest: int = _LONGEST_NAME) -> str:
     """Return a name of at most so many characters, escaped."""
-    if len(name) > longest:
-        name = f"{name[: longest // 2 - 1]}…{name[-longest // 2 :]}"
-    return html.escape(name)
+    return html.escape(shortened(name, longest))

@@ -237,6 +237,7 @@ class Plan(Summarized):
         """Return the plan in a file that ``save`` wrote.
 
         Raises:
+          InvalidRequestError: ``path`` is no path.
           PlanFormatError: the file cannot be read, or is not a plan.
         """
         name = checks.path("plan", path)

@@ -142,6 +142,11 @@ def made_up(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -
     return generator.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
 
 
+def with_free_batch(tensor: Any) -> tf.TensorSpec:
+    """Return the spec of a tensor with a free first dimension."""
+    return tf.TensorSpec((None, *tensor.shape[1:]) if tensor.shape.rank else (), tensor.dtype)
+
+
 def with_batch(shape: Sequence[int | None], batch_size: int) -> tuple[int | None, ...]:
     """Return a shape with its first dimension known."""
     return tuple(batch_size if place == 0 else dim for place, dim in enumerate(shape))

@@ -14,7 +14,7 @@ from tf_memsaver.compat import keras_training
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.program.batch import batch_specs, made_up, with_batch
+from tf_memsaver.program.batch import batch_specs, made_up, with_batch, with_free_batch
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.signature import is_planned_as_a_step, signature_of, trained_on
@@ -59,7 +59,7 @@ def needs_stand_in(model: Any, batch_size: int, given: Batch | None = None) -> b
     try:
         with tf.init_scope(), KeptObjects(*keras_training.compiled_parts(model)), gradients_end_with_graphs():
             flat = [*outputs, *specs.leaves]
-            signature = flat if given is None else [_free(spec) for spec in flat]
+            signature = flat if given is None else [with_free_batch(spec) for spec in flat]
             concrete = tf.function(computed, autograph=False).get_concrete_function(*signature)
             if given is not None:
                 generator = np.random.default_rng(0)
@@ -92,10 +92,6 @@ def _loss_names(model: Any) -> list[str]:
 
 def _name_of(loss: Any) -> str:
     return str(getattr(loss, "name", None) or getattr(loss, "__name__", None) or type(loss).__name__)
-
-
-def _free(spec: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype) if spec.shape.rank else spec
 
 
 def _output_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
