@@ -17,13 +17,16 @@ RESULTS = ROOT / "tools" / "results"
 
 
 def machine() -> dict[str, Any]:
-    """Return processor, cores, memory and versions."""
+    """Return processor, whose kernels TensorFlow takes on it, cores, memory and versions."""
+    from tf_memsaver.compat.onednn import takes_onednn
+
     cpu = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         cpu = next((line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")), cpu)
     return {
         "cpu": cpu,
+        "kernels": "oneDNN" if takes_onednn() else "Eigen",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.system(),
