@@ -21,7 +21,6 @@ def row(label: str, segment: int = 0) -> LayerRow:
         segment=segment,
         plain_bytes=0,
         planned_bytes=0,
-        forward_seconds=0.0,
     )
 
 
@@ -78,5 +77,4 @@ def test_what_becomes_of_each_layer_and_why() -> None:
     assert rows[1].why == "draws from hidden state"
     assert rows[4].why == "is named in keep="
     assert rows[2].why == "" and rows[2].segment == rows[3].segment != rows[4].segment
-    assert [each.forward_seconds for each in rows] == [8.0] * 5
     assert {(each.plain_bytes, each.planned_bytes) for each in rows} == {(5, 3)}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tf_memsaver.ir.graph import Graph, Phase
+from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.plan import Plan
 
 MOST_LOOSE_ROWS = 12
@@ -28,8 +28,7 @@ class LayerRow:
     """One layer call (or group of operations) under a plan.
 
     ``segment`` is the number of its segment, from 0. ``why`` says why a pinned layer cannot be recomputed. Bytes are
-    those that its forward pass leaves for the backward pass, without and with the plan; ``forward_seconds`` is the
-    predicted time of its forward pass.
+    those that its forward pass leaves for the backward pass, without and with the plan.
     """
 
     label: str
@@ -39,7 +38,6 @@ class LayerRow:
     segment: int
     plain_bytes: int
     planned_bytes: int
-    forward_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +60,6 @@ def layer_rows(
     graph: Graph, plan: Plan, plain_bytes: Sequence[int], planned_bytes: Sequence[int]
 ) -> tuple[LayerRow, ...]:
     """Return a row for each unit of the graph, in order; bytes as ``LayerRow`` has them are given for each unit."""
-    seconds = [0.0] * len(graph.units)
-    for op in graph.ops:
-        if op.phase is Phase.FORWARD and op.unit is not None:
-            seconds[op.unit] += op.seconds
     return tuple(
         LayerRow(
             label=unit.label,
@@ -75,7 +69,6 @@ def layer_rows(
             segment=layer.segment,
             plain_bytes=plain_bytes[unit.index],
             planned_bytes=planned_bytes[unit.index],
-            forward_seconds=seconds[unit.index],
         )
         for unit, layer in zip(graph.units, plan.layers, strict=True)
     )
