@@ -1,6 +1,6 @@
 """What a result says of itself in a few lines: its ``repr``, and a small table in a notebook.
 
-Not here: the tables of the command line (``report``).
+Not here: the tables of the command line (``display``).
 """
 
 from __future__ import annotations

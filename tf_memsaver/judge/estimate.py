@@ -109,7 +109,6 @@ class Estimate(Summarized):
     def to_json(self) -> dict[str, Any]:
         """Return the estimate as plain JSON data."""
         data = dataclasses.asdict(self)
-        data["units"] = [dataclasses.asdict(unit) for unit in self.units]
         data["output_bytes"] = self.output_bytes
         data["optimizer_slots"] = self.optimizer_slots
         data["rule_of_thumb_bytes"] = self.rule_of_thumb_bytes
