@@ -12,10 +12,13 @@ from rich.console import Console, RenderableType
 from tf_memsaver.display import overview, tables
 from tf_memsaver.display.folding import block_of, folded
 from tf_memsaver.display.parts import BAR_WIDTH, NOW, PLANNED, Name, Rows, bar, bar_of_two
+from tf_memsaver.display.scales import plan_in_words
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.estimate import Estimate, UnitEstimate
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
+from tf_memsaver.planners.largest import LargestBatch
 from tf_memsaver.planners.solve import solve
 from tools.shared.nets import chain
 
@@ -149,3 +152,24 @@ def test_what_xlas_compiler_told_stands_beside_what_is_simulated() -> None:
     [line] = [line for line in lines_of(overview.estimate_view(compiled, plan)) if "with XLA" in line]
     assert "1.00 MiB" in line
     assert not any("XLA" in line for line in lines_of(overview.estimate_view(estimate, plan)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "opened", "noun"),
+    [
+        ("layer", (), "layers"),
+        ("auto", (), "layers"),
+        ("auto", ("block",), "layers and groups of operations"),
+        ("op", (), "groups of operations"),
+    ],
+)
+def test_units_are_called_what_they_are(asked: Granularity, opened: tuple[str, ...], noun: str) -> None:
+    graph = dataclasses.replace(chain([MIB] * 9), opened=opened)
+    plan = solve(graph, Request(strategy="min_peak", granularity=asked))
+    said = f"{len(plan.recomputed)} of 9 {noun}"
+    batch = LargestBatch(batch_size=2, plan=plan, plain_batch_size=1, rates=())
+    assert all(said in text for text in (str(plan), repr(plan), repr(batch), plan_in_words(plan)))
+    assert f"{plan.units_in_words(len(plan.kept))}, and 0 that must be" in repr(plan)
+    # A line of 80 columns has no room for the longer nouns.
+    shown = said if noun == "layers" else f"{len(plan.recomputed)} of 9 units"
+    assert f"{shown} recomputed" in lines_of(overview.plan_view(Estimate.from_graph(graph), plan))[3]

@@ -92,6 +92,13 @@ def test_all_parts_are_there(report: Report, parsed: Parsed) -> None:
     assert parsed.count("details") > 1
 
 
+def test_units_that_are_no_layers_are_called_what_they_are() -> None:
+    report = report_of(step(), granularity="op")
+    text = Parsed(page(report)).text
+    assert f"{len(report.plan.recomputed)} of 16 groups of operations recomputed" in text
+    assert "1 group of operations pinned: it draws from hidden state" in text
+
+
 def test_it_loads_nothing(parsed: Parsed, report: Report) -> None:
     assert parsed.loads == ["data:,"]
     assert parsed.count("iframe") == parsed.count("img") == 0

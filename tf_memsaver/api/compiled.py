@@ -86,8 +86,8 @@ class CompiledSteps:
 
     def _memory(self, plan: Plan) -> CompiledMemory:
         if plan.segments not in self._memories:
-            what = f"{len(plan.recomputed_units)} of {len(plan.labels)} layers recomputed"
-            logging.info("tf_memsaver: XLA compiles a step of '%s', %s", self._model.name, what)
+            what = plan.recomputed_in_words
+            logging.info("tf_memsaver: XLA compiles a step of '%s', %s recomputed", self._model.name, what)
             judged = replace(plan, request=replace(plan.request, executor="xla"))
             model = make_optimized(self._model, judged) if plan.recomputed_units else self._model
             self._memories[plan.segments] = compiled_step_memory(model, self._specs)

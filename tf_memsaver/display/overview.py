@@ -34,7 +34,7 @@ def estimate_view(estimate: Estimate, plan: Plan) -> tuple[RenderableType, ...]:
         Text(),
         _kinds(estimate),
         Text(),
-        _largest_blocks(estimate),
+        _largest_blocks(estimate, plan),
     )
 
 
@@ -101,7 +101,12 @@ def _at(estimate: Estimate) -> RenderableType:
 
 def _work(plan: Plan) -> RenderableType:
     count = len(plan.recomputed_units)
-    return Name(f"{count} of {len(plan.labels)} layers recomputed" if count else "nothing is recomputed")
+    return Name(f"{count} of {_units(plan, len(plan.labels))} recomputed" if count else "nothing is recomputed")
+
+
+def _units(plan: Plan, count: int) -> str:
+    """Return a number of units in few words: there is no room for ``layers and groups of operations``."""
+    return plan.units_in_words(count) if plan.is_by_layers else f"{count} units"
 
 
 # Where the bytes are --------------------------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ def _kinds(estimate: Estimate) -> Table:
 _NOT_COUNTED = "not counted on a CPU: below 256 KiB"
 
 
-def _largest_blocks(estimate: Estimate) -> Table:
+def _largest_blocks(estimate: Estimate, plan: Plan) -> Table:
     blocks = [
         _Block(name=name, layers=len(places), bytes=sum(estimate.units[place].kept_bytes for place in places))
         for name, places in folded([unit.label for unit in estimate.units])
@@ -141,7 +146,7 @@ def _largest_blocks(estimate: Estimate) -> Table:
     table.add_bars()
     most = max((block.bytes for block in top), default=0)
     for block in top:
-        what = f"{block.layers} layers" if block.layers > 1 else kinds[block.name]
+        what = _units(plan, block.layers) if block.layers > 1 else kinds[block.name]
         share = share_of(block.bytes, estimate.peak_bytes)
         table.add_row(block.name, Name(what, MINOR), format_bytes(block.bytes), share, bar(block.bytes, most, NOW))
     table.set_caption(f"{_left_out(blocks, top)} (--all); the command plan says what to recompute")

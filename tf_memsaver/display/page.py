@@ -82,7 +82,10 @@ def _answer(report: Report) -> str:
         _card("plain", "Peak memory now", plain, "one plain training step"),
         _card("planned", "Peak with the plan", peak, change),
         _card(
-            "cost", "What it costs", percent(plan.step_overhead, sign=True), f"step time; {_recomputed_count(report)}"
+            "cost",
+            "What it costs",
+            percent(plan.step_overhead, sign=True),
+            f"step time; {plan.recomputed_in_words} recomputed",
         ),
     ]
     if plan.request.budget_bytes is not None:
@@ -141,12 +144,13 @@ def _peaks(report: Report) -> str:
 
 
 def _layers(report: Report) -> str:
+    plan = report.plan
     kept, recomputed, pinned = (report.rows_of(fate) for fate in (Fate.KEPT, Fate.RECOMPUTED, Fate.PINNED))
     cards = "".join(
         _card(
             fate.value,
             title,
-            _count(len(rows)),
+            plan.units_in_words(len(rows)),
             f"{format_bytes(sum(row.planned_bytes for row in rows))} with the plan, "
             f"{format_bytes(sum(row.plain_bytes for row in rows))} plain",
         )
@@ -258,7 +262,7 @@ def _by_kind(peak: Peak) -> str:
 
 def _reasons(report: Report) -> str:
     return "".join(
-        f'<details class="why"><summary><span class="name">{_count(len(rows))} pinned: '
+        f'<details class="why"><summary><span class="name">{report.plan.units_in_words(len(rows))} pinned: '
         f"{'it' if len(rows) == 1 else 'each'} {html.escape(why)}</span></summary>"
         f"<p>{_listed(row.label for row in rows)}</p></details>"
         for why, rows in report.reasons().items()
@@ -267,11 +271,3 @@ def _reasons(report: Report) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return html.escape(", ".join(names))
-
-
-def _recomputed_count(report: Report) -> str:
-    return f"{len(report.plan.recomputed_units)} of {_count(len(report.layers))} recomputed"
-
-
-def _count(number: int) -> str:
-    return f"{number} {'layer' if number == 1 else 'layers'}"

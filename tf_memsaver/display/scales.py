@@ -46,7 +46,7 @@ def plan_in_words(plan: Plan) -> str:
     """Return the peak, the step's overhead and what is recomputed, as the points of a curve are told."""
     return (
         f"{format_bytes(plan.peak_bytes)}, step {percent(plan.step_overhead, sign=True)}, "
-        f"{len(plan.recomputed_units)} of {len(plan.labels)} layers recomputed"
+        f"{plan.recomputed_in_words} recomputed"
     )
 
 

@@ -89,7 +89,7 @@ def segments_table(plan: Plan) -> Table:
     """Return one row for each segment; children of a nested segment are indented below it."""
     table = Rows("segments")
     table.add_column("mode", no_wrap=True)
-    table.add_figures("layers")
+    table.add_figures("layers" if plan.is_by_layers else "units")
     for heading in ("first", "last"):
         table.add_column(heading)
 

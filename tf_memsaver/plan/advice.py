@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tf_memsaver.ir.graph import CODE, Graph, MemoryKind, Phase
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.judge.simulate import Simulator, Timeline
+from tf_memsaver.plan.layers import is_by_layers, units_in_words
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
 from tf_memsaver.units import format_bytes
@@ -84,7 +85,7 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
 
     On GPUs one kernel of cuDNN may run it, which is not cut.
     """
-    by_layers = request.granularity != "op" and not graph.opened
+    by_layers = is_by_layers(request.granularity, graph.opened)
     found = [unit.index for unit in graph.units if unit.kind in (*CUT_ALONG_TIME, "Bidirectional")]
     if not found or not by_layers or request.time_chunks is not None or graph.device == "GPU":
         return ""
@@ -135,7 +136,7 @@ def _costs_more_than_it_saves(plan: Plan) -> bool:
 
 def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> list[tuple[str, str]]:
     """Return reasons, the most important first, each with what helps; at least one."""
-    found = list(_without_gradients(graph, timeline, estimate))
+    found = list(_without_gradients(graph, request, timeline, estimate))
     if not found:
         found = [*_at_the_peak(graph, timeline), *_in_few_layers(graph, request, estimate), *_by_the_request(request)]
     none = (
@@ -146,16 +147,18 @@ def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estim
     return found or [none]
 
 
-def _without_gradients(graph: Graph, timeline: Timeline, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _without_gradients(
+    graph: Graph, request: Request, timeline: Timeline, estimate: Estimate
+) -> Iterator[tuple[str, str]]:
     """Yield that hardly a layer is trained, where that is why few activations are kept."""
     trained = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD}
     others = [unit for unit in graph.units if unit.index not in trained]
     few = estimate.activation_bytes < _FEW * (timeline.peak_bytes - timeline.resident_bytes)
     if few and len(others) >= _MOST * len(graph.units):
+        units = units_in_words(len(graph.units), request.granularity, graph.opened)
         yield (
             f"the backward pass reads only {format_bytes(estimate.activation_bytes)} of activations, since no gradient "
-            f"is taken through {len(others)} of {len(graph.units)} layers: they are frozen, or lie before all that is "
-            "trained",
+            f"is taken through {len(others)} of {units}: they are frozen, or lie before all that is trained",
             "optimizing again once layers are unfrozen",
         )
 
@@ -224,8 +227,9 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
     if held >= _PINNED * total or len(pinned) >= _PINNED * len(layers):
         named = "; ".join(f"'{unit.label}' {reasons[unit.label]}" for unit in pinned[:_NAMED])
         more = f"; and {len(pinned) - _NAMED} more" if len(pinned) > _NAMED else ""
+        units = units_in_words(len(layers), request.granularity, graph.opened)
         yield (
-            f"{len(pinned)} of {len(layers)} layers cannot be recomputed, and make {format_bytes(held)} of the "
+            f"{len(pinned)} of {units} cannot be recomputed, and make {format_bytes(held)} of the "
             f"{format_bytes(total)} that the backward pass reads: {named}{more}",
             remedy,
         )

@@ -17,7 +17,7 @@ from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover
 from tf_memsaver.options import OPTIONS, checks, number, text, whole
 from tf_memsaver.options.checks import names, several
 from tf_memsaver.plan.fields import NEW_PLAN, Fields
-from tf_memsaver.plan.layers import PlannedLayer, decision_of
+from tf_memsaver.plan.layers import PlannedLayer, decision_of, is_by_layers, units_in_words
 from tf_memsaver.plan.parts import of_units, segment_to_json, segments_from_json, units_to_json
 from tf_memsaver.plan.request import Request
 from tf_memsaver.summary import Rows, Summarized
@@ -119,6 +119,20 @@ class Plan(Summarized):
             for number, segment in enumerate(self.segments)
             for unit in range(segment.start, segment.stop)
         )
+
+    @property
+    def is_by_layers(self) -> bool:
+        """Whether every unit of the plan is a whole layer."""
+        return is_by_layers(self.request.granularity, self.opened)
+
+    def units_in_words(self, count: int) -> str:
+        """Return a number of units with the noun for what the plan's units are, such as ``"3 layers"``."""
+        return units_in_words(count, self.request.granularity, self.opened)
+
+    @property
+    def recomputed_in_words(self) -> str:
+        """How much of the model is recomputed, such as ``"3 of 9 layers"``."""
+        return f"{len(self.recomputed_units)} of {self.units_in_words(len(self.labels))}"
 
     def check_matches(self, signatures: Sequence[str], labels: Sequence[str]) -> None:
         """Check that the plan was made for a model with these units.
@@ -272,8 +286,8 @@ class Plan(Summarized):
             ("peak now", format_bytes(self.plain_peak_bytes)),
             ("peak planned", f"{format_bytes(self.peak_bytes)}{share}{self._at_most()}"),
             ("step time", f"{self.step_overhead:+.1%}"),
-            ("recomputed", f"{len(self.recomputed_units)} of {len(self.labels)} layers, in {segments} segments"),
-            ("kept", f"{len(self.kept)} layers, and {pinned} that must be"),
+            ("recomputed", f"{self.recomputed_in_words}, in {segments} segments"),
+            ("kept", f"{self.units_in_words(len(self.kept))}, and {pinned} that must be"),
             ("limits", self._limits()),
         ]
         rows += [(name, told) for name, told in (("advice", self.advice), ("note", self.note)) if told]
@@ -292,13 +306,11 @@ class Plan(Summarized):
 
     def __str__(self) -> str:
         segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
-        by_layers = self.request.granularity == "layer" or (self.request.granularity == "auto" and not self.opened)
         judged = "peak as XLA compiles the step" if self.request.executor == "xla" else "predicted peak"
-        layers = "layers" if by_layers else "layers and groups of operations" if self.opened else "groups of operations"
         return (
             f"{judged} {format_bytes(self.peak_bytes)} instead of {format_bytes(self.plain_peak_bytes)}, step "
-            f"{self.step_overhead:+.1%}; {len(self.recomputed_units)} of {len(self.labels)} {layers} are recomputed, "
-            f"in {segments} segments (planner {self.planner}, batch size {self.batch_size}){self._chosen()}"
+            f"{self.step_overhead:+.1%}; {self.recomputed_in_words} are recomputed, in {segments} segments "
+            f"(planner {self.planner}, batch size {self.batch_size}){self._chosen()}"
         )
 
     def _chosen(self) -> str:

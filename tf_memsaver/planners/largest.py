@@ -70,7 +70,7 @@ class LargestBatch(Summarized):
             ("peak", f"{format_bytes(plan.peak_bytes)}, predicted"),
             ("measured", "no real steps were run" if measured is None else format_bytes(measured)),
             ("step", f"{plan.step_overhead:+.1%}"),
-            ("recomputed", f"{len(plan.recomputed_units)} of {len(plan.labels)} layers"),
+            ("recomputed", plan.recomputed_in_words),
         )
         return f"LargestBatch: {self.batch_size}", rows
 

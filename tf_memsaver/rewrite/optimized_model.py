@@ -79,13 +79,12 @@ class OptimizedModel:
     def summary(
         self, line_length: int | None = None, positions: Any = None, print_fn: Any = None, **options: Any
     ) -> None:
-        """Print Keras's ``summary``, and below it the layers that the plan recomputes."""
+        """Print Keras's ``summary``, and below it what the plan recomputes."""
         super().summary(line_length, positions, print_fn, **options)  # type: ignore[misc]
         plan = self.memsaver_plan
-        runs = recomputed_runs(plan.layers)
+        runs = recomputed_runs(plan.layers, plan.units_in_words)
         more = [f"and {len(runs) - _MOST_RUNS} more: see memsaver_plan.layers"] if runs[_MOST_RUNS:] else []
-        count = f"{len(plan.recomputed_units)} of {len(plan.labels)} layers"
-        lines = [f" Recomputed in the backward pass, by tf_memsaver: {count}"]
+        lines = [f" Recomputed in the backward pass, by tf_memsaver: {plan.recomputed_in_words}"]
         lines += [f"   {run}" for run in (*runs[:_MOST_RUNS], *more)]
         (print_fn or keras_models.print_below_summary)("\n".join(lines))
 
