@@ -505,7 +505,7 @@ def test_what_does_not_fit_is_told_at_once() -> None:
         tf_memsaver.optimize(network("other"), data=pairs(), step=trainer.step)
     with pytest.raises(UnsupportedModelError, match=r"tf_memsaver\.optimize_function\(module\.__call__"):
         tf_memsaver.optimize(tf.Module(), data=pairs(), step=trainer.step)
-    with pytest.raises(UnsupportedModelError, match=r"step '<lambda>' cannot be traced .*\(KeyError: .*: 0\)"):
+    with pytest.raises(UnsupportedModelError, match=r"step '<lambda>' cannot be traced .*\(KeyError: 0\)"):
         tf_memsaver.optimize(trainer.net, data=pairs(), step=lambda batch: {}[0] or needs_three)
 
 

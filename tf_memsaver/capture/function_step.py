@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.step import Resident, TracedStep, Weight, trace_step
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options import checked
@@ -38,11 +39,7 @@ def concrete_function(function: Any, specs: Sequence[Any]) -> Any:
     try:
         return traceable.get_concrete_function(*specs)
     except (TypeError, ValueError) as error:
-        # The last line says what is wrong; before it stands where.
-        reason = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise InvalidRequestError(
-            f"the function cannot be traced with these specs: {reason[-1] if reason else type(error).__name__}"
-        ) from error
+        raise InvalidRequestError(f"the function cannot be traced with these specs: {first_line(error)}") from error
 
 
 def capture_function(calls: FunctionCalls, *, batch_size: int | None, profile: bool = False) -> Graph:

@@ -9,6 +9,7 @@ import keras
 
 from tf_memsaver.capture.model_step import captured_units
 from tf_memsaver.compat.keras_variables import is_trained
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import CertificationError, MemsaverError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
@@ -45,12 +46,11 @@ def _certify(model: Any, plan: Plan) -> None:
             data_shapes=plan.data_shapes,
         )
     except Exception as error:
-        kind = "" if isinstance(error, MemsaverError) else f"{type(error).__name__}: "
-        text = str(error).strip()
+        reason = str(error) if isinstance(error, MemsaverError) else first_line(error)
         raise CertificationError(
             plan.planner,
             f"a training step of model '{model.name}' with batch size {plan.batch_size} cannot be traced, so the "
-            f"plan cannot be checked: {kind}{text.splitlines()[0] if text else 'no reason given'}",
+            f"plan cannot be checked: {reason}",
         ) from error
     # Hints name layers, and an equal model may name its layers otherwise. What they asked for is not what is safe.
     Problem.build(graph, Request()).certify(plan.segments, plan.planner)

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.functions import python_signature
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import InvalidRequestError, MemsaverError, UnsupportedModelError
 from tf_memsaver.files.targets import REWRITTEN_PLANS, TargetKind, check_target
 from tf_memsaver.plan.plan import Plan
@@ -108,10 +109,9 @@ def _load(source: str) -> Any:
     except MemsaverError:
         raise
     except Exception as error:  # TensorFlow has no family of errors for files that are damaged.
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidRequestError(
-            f"the SavedModel '{source}' cannot be loaded: {reason}. It may be damaged or incomplete. Save or copy "
-            "it again."
+            f"the SavedModel '{source}' cannot be loaded: {first_line(error)}. It may be damaged or incomplete. Save "
+            "or copy it again."
         ) from error
 
 
