@@ -12,6 +12,7 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver.check.compiled import compiled_step_memory
+from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.data import Batch
 from tf_memsaver.units import format_bytes
 
@@ -170,6 +171,21 @@ def test_where_nothing_can_be_replayed_the_reason_is_said() -> None:
     plan = tf_memsaver.search_plan(model, data=DATA)
     assert not plan.recomputed and plan.request.executor == "xla"
     assert "recomputes nothing, so it saves no memory" in plan.advice and "XLA_FLAGS" not in plan.advice
+
+
+class OfTexts(layers.Layer):
+    """An operation that XLA does not know."""
+
+    def call(self, x: Any) -> Any:
+        return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype)
+
+
+def test_a_step_that_xla_cannot_compile_is_an_error_of_one_line() -> None:
+    model = keras.Sequential([keras.Input((WIDTH,)), OfTexts(), layers.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(UnsupportedModelError, match="AsString") as caught:
+        tf_memsaver.estimate(model, batch_size=4)
+    assert "jit_compile=False" in str(caught.value) and "\n" not in str(caught.value)
 
 
 class OwnStep(keras.Model):

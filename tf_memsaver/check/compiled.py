@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tf_memsaver.check.training_step import train_step_of
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.compat.xla import CompiledMemory, compiled_memory, program
 from tf_memsaver.errors import UnsupportedModelError
@@ -42,8 +43,8 @@ def _of_step(model: Any, specs: Batch, ask: Callable[[Any, Any], Asked]) -> Aske
     with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
         try:
             return ask(tf.function(step, jit_compile=True), specs.leaves)
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, ValueError) as error:  # TensorFlow makes the latter of what XLA says.
             raise UnsupportedModelError(
-                f"XLA cannot compile a step of model '{model.name}': {error.message.splitlines()[0]} Compile the "
-                "model with jit_compile=False; fit would fail, too, without it."
+                f"XLA cannot compile a step of model '{model.name}': {first_line(error)}. Compile the model with "
+                "jit_compile=False; fit would fail, too, without it."
             ) from error
