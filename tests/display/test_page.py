@@ -145,6 +145,13 @@ def test_a_plan_that_saves_nothing_says_so() -> None:
     assert "this plan does not save memory" in text and "less memory, for" not in text
 
 
+def test_of_xla_results_are_said_to_be_the_same_within_rounding(report: Report) -> None:
+    request = dataclasses.replace(report.plan.request, executor="xla")
+    compiled = dataclasses.replace(report, plan=dataclasses.replace(report.plan, request=request))
+    text = Parsed(page(compiled)).text
+    assert "The results stay the same, within rounding." in text
+
+
 def test_a_plan_of_another_model_or_batch_is_refused() -> None:
     graph = step()
     plan = Plans(graph).plan(Request())

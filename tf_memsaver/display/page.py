@@ -69,11 +69,12 @@ def _plotly_script() -> str:
 def _answer(report: Report) -> str:
     plan = report.plan
     peak, plain = format_bytes(plan.peak_bytes), format_bytes(plan.plain_peak_bytes)
+    is_xla = plan.request.executor == "xla"
     share = percent(abs(report.saved_bytes) / max(plan.plain_peak_bytes, 1))
     if plan.recomputed_units and report.saved_bytes > 0:
         answer = (
             f"A training step takes {peak} instead of {plain}: {share} less memory, for a step that is "
-            f"{percent(plan.step_overhead)} longer. The results stay the same."
+            f"{percent(plan.step_overhead)} longer. The results stay the same{', within rounding' if is_xla else ''}."
         )
     else:
         answer = f"A training step takes {plain}, and this plan does not save memory."
@@ -91,7 +92,7 @@ def _answer(report: Report) -> str:
     if plan.request.budget_bytes is not None:
         kept = plan.peak_bytes <= plan.request.budget_bytes
         cards.append(_card("", "Budget", format_bytes(plan.request.budget_bytes), "kept" if kept else "NOT kept"))
-    but = ", except the two peaks above, which XLA's compiler reports" if plan.request.executor == "xla" else ""
+    but = ", except the two peaks above, which XLA's compiler reports" if is_xla else ""
     notes = [_paragraph(_sentence(text)) for text in (plan.advice, plan.note and f"planned {plan.note}") if text]
     return "\n".join(
         (
