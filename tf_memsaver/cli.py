@@ -1,4 +1,4 @@
-"""The command ``tf-memsaver``, also ``python -m tf_memsaver``. The only module that prints and exits."""
+"""The command ``tf-memsaver``, also ``python -m tf_memsaver``. The only module that prints results, and exits."""
 
 from __future__ import annotations
 

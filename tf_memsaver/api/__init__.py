@@ -141,9 +141,10 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     Compile ``model`` first, so that the optimizer's slots count towards the budget. The result is compiled, too, with
     the same optimizer object. If ``model`` is already optimized, the result has a new plan.
 
-    ``result.memsaver_plan`` is the plan (a ``Plan``). A line in the log (absl, level INFO) says what it saves; it is
-    also shown in a notebook or on a terminal. If the plan saves less than 3% of the peak, a warning says why and what
-    to try. All figures are predicted; ``measure`` runs real steps. ``strip`` returns the plain model.
+    ``result.memsaver_plan`` is the plan (a ``Plan``). One line says what it saves. It is logged (absl, level INFO); if
+    that level is off, as it is by default, the line goes to stderr or, in a notebook, to the cell's output. Set absl's
+    verbosity to ERROR to turn it off. If the plan saves less than 3% of the peak, a warning says why and what to try.
+    All figures are predicted; ``measure`` runs real steps. ``strip`` returns the plain model.
 
     Example::
 
