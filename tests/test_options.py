@@ -274,6 +274,7 @@ def test_a_bad_command_line_is_told_before_tensorflow_is_loaded(tmp_path: Path) 
             ["optimize", "resnet50", "--plan=there.json", "--output=o", "--calibrate"],
             "--calibrate is for making a plan",
         ),
+        (["optimize", "resnet50", "--batch_size=4", "--output=o", "--function=f"], "--function is for SavedModels;"),
         (["plan", "resnet50", "--batch_size=4", "--output=there.json"], "exists already"),
     ]
     (tmp_path / "there.json").write_text("{}")

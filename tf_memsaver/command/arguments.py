@@ -37,6 +37,9 @@ _OF_KERAS = (
 )
 """Flags that mean nothing for a SavedModel."""
 
+_OF_SAVED_MODELS = ("function",)
+"""Flags that mean nothing for a Keras model."""
+
 
 class SourceKind(enum.Enum):
     """What kind of thing a command line names as its model."""
@@ -77,10 +80,9 @@ def check_arguments(command: str, source: str, flags: Any) -> None:
     if kind is SourceKind.SAVED_MODEL:
         if command != "optimize":
             raise _no_model(source)
-        for name in _OF_KERAS:
-            if flags[name].present:
-                raise InvalidRequestError(f"--{name} is for Keras models; '{source}' is a SavedModel. Leave it out.")
+        _refuse(_OF_KERAS, flags, f"is for Keras models; '{source}' is a SavedModel")
     else:
+        _refuse(_OF_SAVED_MODELS, flags, f"is for SavedModels; '{source}' is a Keras model")
         _check_model(kind, source, flags)
         if flags.data is not None:
             _check_module(flags.data, "load data from")
@@ -116,6 +118,12 @@ def check_application(source: str, known: Collection[str]) -> str:
         f"'{source}' is not a model of keras.applications.{did_you_mean(_plain(source), builders)} "
         f"A model may also be a .keras or .h5 file, or package.module:function."
     )
+
+
+def _refuse(names: Collection[str], flags: Any, why: str) -> None:
+    for name in names:
+        if name in flags and flags[name].present:
+            raise InvalidRequestError(f"--{name} {why}. Leave it out.")
 
 
 def _check_model(kind: SourceKind, source: str, flags: Any) -> None:
