@@ -244,6 +244,7 @@ resnet50 --batch_size=4 --format=yaml           | format must be one of text, js
 resnet50 --batch_size=4 --profile=perhaps       | Non-boolean argument
 resnet50 --plan=none.json                       | cannot read a plan from 'none.json'
 resnet50 --plan=none.json --strategy=min_peak   | --strategy is for making a plan
+resnet50 --plan=none.json --budget=1GiB         | --budget is for making a plan
 resnet5 --batch_size=4                          | Did you mean resnet50
 none.keras --batch_size=4                       | there is no model file 'none.keras'
 modle.keras --batch_size=4                      | Did you mean model.keras?
@@ -274,6 +275,11 @@ def test_a_bad_command_line_is_told_before_tensorflow_is_loaded(tmp_path: Path) 
             ["optimize", "resnet50", "--plan=there.json", "--output=o", "--calibrate"],
             "--calibrate is for making a plan",
         ),
+        *(
+            ([*line, "--plan=there.json", "--output=o", "--budget=1GiB"], "--budget is for making a plan")
+            for line in (["optimize", "resnet50"], ["report", "resnet50"])
+        ),
+        (["measure", "resnet50", "--plan=there.json", "--budget=1GiB"], "schema_version"),
         (["optimize", "resnet50", "--batch_size=4", "--output=o", "--function=f"], "--function is for SavedModels;"),
         (["plan", "resnet50", "--batch_size=4", "--output=there.json"], "exists already"),
     ]

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver import cli
+from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.command.flags import COMMANDS, SCRIPT, new_flags
 from tf_memsaver.compat import keras_names
 from tf_memsaver.options.table import STRATEGIES
@@ -433,6 +434,53 @@ def test_measure_compares_plain_and_optimized_with_the_budget(run: Any) -> None:
     assert optimized["peak_bytes"] < plain["peak_bytes"]
     code, out, _ = run("measure", *large, "--plan=plan.json", "--steps=1", "--budget=10KiB")
     assert code == 1 and "budget NOT kept" in out
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have every measurement find 1 MiB; return the batch sizes that were asked for."""
+    sizes: list[int] = []
+
+    def measure(model: Any, *, batch_size: int, mode: Any, steps: int, beside_plain: bool) -> Measurement:
+        del model, mode, beside_plain
+        sizes.append(batch_size)
+        return Measurement(
+            device="CPU:0",
+            mode="fit",
+            batch_size=batch_size,
+            peak_bytes=2**20,
+            least_peak_bytes=2**20,
+            live_bytes=0,
+            gradient_bytes=0,
+            step_seconds=0.1,
+            step_seconds_range=(0.1, 0.1),
+            trace_seconds=0.1,
+            steps=steps,
+        )
+
+    monkeypatch.setattr("tf_memsaver.api.measure", measure)
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected", "kept"),
+    [((), None, None), (("--budget=50%",), 2**19, False), (("--budget=auto",), 2**40, True)],
+)
+def test_measured_steps_are_compared_with_a_budget_beside_a_plan_file(
+    run: Any,
+    measured: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    budget: tuple[str, ...],
+    expected: int | None,
+    kept: bool | None,
+) -> None:
+    monkeypatch.setattr("tf_memsaver.api.asked.bytes_left", lambda: 2**40)
+    assert run("plan", *SMALL, "--output=plan.json")[0] == 0
+    code, out, _ = run("measure", SMALL[0], "--plan=plan.json", *budget, "--format=json")
+    document = json.loads(out)
+    assert (code, document["budget_kept"]) == (int(kept is False), kept) and measured == [8, 8]
+    # Of what is left, a process takes nine tenths.
+    assert document["budget_bytes"] == (pytest.approx(0.9 * expected, rel=1e-3) if kept else expected)
 
 
 OWN_MODULE = """

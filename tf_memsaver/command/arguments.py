@@ -194,7 +194,8 @@ def _close_files(path: str, endings: tuple[str, ...]) -> str:
 def _check_plan(kind: SourceKind, command: str, flags: Any) -> None:
     given = [name for name in (*LIMITS, "calibrate") if name in flags and not flags[name].using_default_value]
     if "plan" in flags and flags.plan is not None:
-        clash = [name for name in given if name != "budget"]
+        # Measured steps can be compared with any budget.
+        clash = [name for name in given if (name, command) != ("budget", "measure")]
         if clash:
             raise InvalidRequestError(
                 f"--{clash[0]} is for making a plan, but --plan gives an existing one. Leave one of them out."

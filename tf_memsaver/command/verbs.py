@@ -9,12 +9,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tf_memsaver import api
-from tf_memsaver.api.asked import check_before_tracing
+from tf_memsaver.api.asked import check_before_tracing, request_of
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.doctor import doctor
 from tf_memsaver.command.flags import LIMITS, command_line
 from tf_memsaver.command.output import Result
-from tf_memsaver.command.steps import calibrated, load, own_plan, plan_shown, planned, searched
+from tf_memsaver.command.steps import Given, calibrated, load, own_plan, plan_shown, planned, searched
 from tf_memsaver.display import overview, tables
 from tf_memsaver.display.figures import plotly
 from tf_memsaver.display.parts import BAD, GOOD
@@ -23,7 +23,7 @@ from tf_memsaver.files.targets import MODEL_FILE, PLAN_FILE, SAVED_MODEL_FOLDER,
 from tf_memsaver.files.writing import written
 from tf_memsaver.options.table import FunctionOptions, PlanOfTraceOptions, Units, options_of
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.units import Share, format_bytes
+from tf_memsaver.units import AUTO, Share, format_bytes
 
 
 def estimate(source: str, flags: Any, progress: Progress) -> Result:
@@ -164,9 +164,7 @@ def measure(source: str, flags: Any, progress: Progress) -> Result:
             )
         rows.append((name, predicted, found))
     peak = rows[-1][2].peak_bytes
-    budget = flags.budget if isinstance(flags.budget, int) else made.request.budget_bytes
-    if isinstance(flags.budget, Share):
-        budget = int(flags.budget * rows[0][2].peak_bytes)
+    budget = _budget_of_steps(given, made, flags, rows[0][2].peak_bytes)
     kept = None if budget is None else peak <= budget
     shown: tuple[RenderableType, ...] = (tables.measurements_table(rows),)
     if budget is not None:
@@ -196,6 +194,21 @@ def _written(made: Plan, target: Any, flags: Any) -> tuple[RenderableType, ...]:
         return ()
     made.save_to(target)
     return (f"plan written to {flags.output}",)
+
+
+def _budget_of_steps(given: Given, made: Plan, flags: Any, plain_bytes: int) -> int | None:
+    """Return what a measured step may take, by --budget or else by the plan; a share is one of the measured plain step.
+
+    Raises:
+      InvalidRequestError: nothing tells how much memory the device has left.
+    """
+    if isinstance(flags.budget, Share):
+        return int(flags.budget * plain_bytes)
+    if isinstance(flags.budget, int):
+        return flags.budget
+    if flags.plan is not None and flags.budget == AUTO:
+        return request_of({"budget": AUTO}, given.plain).budget_bytes
+    return made.request.budget_bytes
 
 
 def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:
