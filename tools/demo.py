@@ -58,13 +58,11 @@ def main(_: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         reloaded = _export_and_reload(optimized, batch_size, Path(folder), progress)
 
-    console.print(
-        tables.measurements_table([("plain", plan.plain_peak_bytes, before), ("optimized", plan.peak_bytes, after)])
-    )
+    console.print(tables.measurements_table(plan, before, after))
     console.print(tables.verification_table(verification))
     console.print(_reload_table(reloaded))
     console.print(
-        f"plan: {len(plan.segments)} segments, {len(plan.recomputed)} of {len(plan.labels)} layers recomputed, made in "
+        f"plan: {len(plan.segments)} segments, {plan.recomputed_in_words} recomputed, made in "
         f"{plan.plan_seconds:.2f} s; the demo took {time.perf_counter() - begin:.0f} s",
         highlight=False,
     )

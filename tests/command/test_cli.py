@@ -483,6 +483,32 @@ def test_measured_steps_are_compared_with_a_budget_beside_a_plan_file(
     assert document["budget_bytes"] == (pytest.approx(0.9 * expected, rel=1e-3) if kept else expected)
 
 
+def test_a_plan_for_another_batch_size_is_refused_where_it_would_be_ignored(run: Any) -> None:
+    assert run("optimize", *SMALL, "--output=out", "--save_format=keras")[0] == 0
+    own, file = ("out/model.keras",), (SMALL[0], "--plan=out/plan.json")
+    for command in ("optimize", "report"):
+        for source, remedy in ((own, "with --strategy=auto"), (file, "without --plan")):
+            code, out, err = run(command, *source, "--batch_size=16", "--output=new")
+            assert code == 2 and not out and "tracing" not in err and not Path("new").exists()
+            assert f"for batch size 8, not 16. Leave --batch_size out, or plan for 16 {remedy}." in the_line(err)
+    new = ("optimize", *own, "--batch_size=16", "--strategy=auto", "--output=new", "--save_format=keras")
+    assert run(*new)[0] == 0 and Plan.load("new/plan.json").batch_size == 16
+
+
+def test_nothing_is_predicted_of_steps_of_another_batch_size(run: Any, measured: list[int]) -> None:
+    assert run("plan", *SMALL, "--budget=90%", "--output=plan.json")[0] == 0
+    given = ("measure", SMALL[0], "--plan=plan.json")
+    code, out, _ = run(*given)
+    assert "  predicted " in out and "batch size 8" in out and "budget" in out
+    code, out, _ = run(*given, "--batch_size=16")
+    assert code == 0 and measured == [8, 8, 16, 16] and "batch size 16" in out and "budget" not in out
+    assert "  predicted " not in out and "nothing is predicted: the plan was made for batch size 8" in out
+    code, out, _ = run(*given, "--batch_size=16", "--budget=10KiB", "--format=json")
+    document = json.loads(out)
+    assert code == 1 and document["budget_kept"] is False
+    assert {each["predicted_peak_bytes"] for each in document["measurements"].values()} == {None}
+
+
 OWN_MODULE = """
 import keras
 import numpy as np

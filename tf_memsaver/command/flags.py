@@ -153,7 +153,7 @@ COMMANDS = {
             summary="Write a model that trains in less memory to a folder, as a .keras file and a SavedModel.",
             examples=(
                 ("resnet50 --batch_size=32 --budget=1GiB --output=out/", "within 1 GiB"),
-                ("model.keras --batch_size=8 --plan=plan.json --output=out/", "by an existing plan"),
+                ("model.keras --plan=plan.json --output=out/", "by an existing plan"),
                 ("saved_model/ --batch_size=32 --output=out/", "a SavedModel, without its Python code"),
             ),
             flags=flags_of(ModelFlags, CalibratedOptions, PlanFlags, OutputFlags, SaveFlags, SavedModelOptions),
@@ -172,7 +172,7 @@ COMMANDS = {
             summary="Measure peak memory and step time of the plain and the optimized model, each in its own process.",
             examples=(
                 ("resnet50 --batch_size=32 --optimizer=adam --budget=1GiB", "in fit, compared with a budget"),
-                ("resnet50 --batch_size=32 --plan=plan.json --mode=xla", "with a plan file, under XLA"),
+                ("resnet50 --plan=plan.json --mode=xla", "with a plan file, under XLA"),
             ),
             flags=flags_of(ModelFlags, PlanOptions, PlanFlags, MeasureOptions),
         ),

@@ -14,6 +14,7 @@ from tf_memsaver.command.flags import LIMITS
 from tf_memsaver.command.model_source import load_data, load_model
 from tf_memsaver.display import overview, tables
 from tf_memsaver.display.progress import Progress
+from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options.table import Units, options_of
 from tf_memsaver.plan.plan import Plan
@@ -77,9 +78,13 @@ def calibrated(given: Given, flags: Any, progress: Progress) -> tuple[Plan, kera
     return optimized.memsaver_plan, optimized
 
 
-def planned(given: Given, flags: Any, progress: Progress) -> tuple[Plan, keras.Model]:
-    """Return a plan and the optimized model: from the plan file, from the model's own plan, or planned anew."""
-    found = own_plan(given, flags)
+def planned(given: Given, flags: Any, progress: Progress, *, any_batch: bool = False) -> tuple[Plan, keras.Model]:
+    """Return a plan and the optimized model: from the plan file, from the model's own plan, or planned anew.
+
+    Raises:
+      MemsaverError: the errors of ``own_plan``, ``search_plan`` and ``apply_plan``.
+    """
+    found = own_plan(given, flags, any_batch=any_batch)
     if found is not None and flags.plan is None:
         return found, given.model
     made = searched(given, flags, progress)[1] if found is None else found
@@ -87,9 +92,23 @@ def planned(given: Given, flags: Any, progress: Progress) -> tuple[Plan, keras.M
         return made, api.apply_plan(given.plain, made, data=given.batches.get("data"))
 
 
-def own_plan(given: Given, flags: Any) -> Plan | None:
-    """Return the plan of the plan file, or the model's own where no limits are given; None if there is neither."""
+def own_plan(given: Given, flags: Any, *, any_batch: bool = False) -> Plan | None:
+    """Return the plan of the plan file, or the model's own where no limits are given; None if there is neither.
+
+    Raises:
+      PlanFormatError: the file is not a plan.
+      InvalidRequestError: --batch_size is not the plan's. With ``any_batch`` it may differ.
+    """
+    found: Plan | None
     if flags.plan is not None:
-        return Plan.load(flags.plan)
-    own: Plan | None = getattr(given.model, "memsaver_plan", None)
-    return own if all(flags[name].using_default_value for name in LIMITS) else None
+        found, remedy = Plan.load(flags.plan), "without --plan"
+    elif all(flags[name].using_default_value for name in LIMITS):
+        found, remedy = getattr(given.model, "memsaver_plan", None), "with --strategy=auto"
+    else:
+        return None
+    if found is not None and not any_batch and flags.batch_size not in (None, found.batch_size):
+        raise InvalidRequestError(
+            f"the plan was made for batch size {found.batch_size}, not {flags.batch_size}. Leave --batch_size out, or "
+            f"plan for {flags.batch_size} {remedy}."
+        )
+    return found

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tf_memsaver import api
 from tf_memsaver.api.asked import check_before_tracing, request_of
+from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.command.arguments import SourceKind, kind_of, output_target
 from tf_memsaver.command.doctor import doctor
 from tf_memsaver.command.flags import LIMITS, command_line
@@ -130,7 +131,7 @@ def optimize(source: str, flags: Any, progress: Progress) -> Result:
 def verify(source: str, flags: Any, progress: Progress) -> Result:
     """Compare the plain and the optimized model over some training steps."""
     given = load(source, flags, progress)
-    made, optimized = planned(given, flags, progress)
+    made, optimized = planned(given, flags, progress, any_batch=True)
     with progress.stage(f"training plain and optimized model, {flags.mode} mode"):
         found = api.verify(
             given.plain,
@@ -148,34 +149,35 @@ def verify(source: str, flags: Any, progress: Progress) -> Result:
 def measure(source: str, flags: Any, progress: Progress) -> Result:
     """Measure both models, each in a process of its own, and compare the optimized one with the budget."""
     given = load(source, flags, progress)
-    made, optimized = planned(given, flags, progress)
-    rows = []
-    for name, subject, predicted in (
-        ("plain", given.plain, made.plain_peak_bytes),
-        ("optimized", optimized, made.peak_bytes),
-    ):
+    made, optimized = planned(given, flags, progress, any_batch=True)
+    found: dict[str, Measurement] = {}
+    for name, subject in (("plain", given.plain), ("optimized", optimized)):
         with progress.stage(f"measuring the {name} model"):
-            found = api.measure(
+            found[name] = api.measure(
                 subject,
                 **given.batches_of(made),
                 mode=flags.mode,
                 steps=flags.steps,
                 beside_plain=subject is optimized,
             )
-        rows.append((name, predicted, found))
-    peak = rows[-1][2].peak_bytes
-    budget = _budget_of_steps(given, made, flags, rows[0][2].peak_bytes)
+    plain, peak = found["plain"], found["optimized"].peak_bytes
+    budget = _budget_of_steps(given, made, flags, plain)
     kept = None if budget is None else peak <= budget
-    shown: tuple[RenderableType, ...] = (tables.measurements_table(rows),)
+    shown: tuple[RenderableType, ...] = (tables.measurements_table(made, plain, found["optimized"]),)
     if budget is not None:
         sign, verdict = ("≤", "kept") if kept else (">", "NOT kept")
         line = f"budget {verdict}: measured {format_bytes(peak)} {sign} {format_bytes(budget)}"
         shown = (Text(line, GOOD if kept else BAD), *shown)
+    predicted = {"plain": made.plain_peak_bytes, "optimized": made.peak_bytes}
+    is_predicted = plain.batch_size == made.batch_size
     document = {
         "plan": made.to_json(),
         "budget_bytes": budget,
         "budget_kept": kept,
-        "measurements": {name: {"predicted_peak_bytes": peak, **found.to_json()} for name, peak, found in rows},
+        "measurements": {
+            name: {"predicted_peak_bytes": predicted[name] if is_predicted else None, **each.to_json()}
+            for name, each in found.items()
+        },
     }
     return Result(satisfied=kept is not False, document=document, shown=shown)
 
@@ -196,19 +198,21 @@ def _written(made: Plan, target: Any, flags: Any) -> tuple[RenderableType, ...]:
     return (f"plan written to {flags.output}",)
 
 
-def _budget_of_steps(given: Given, made: Plan, flags: Any, plain_bytes: int) -> int | None:
-    """Return what a measured step may take, by --budget or else by the plan; a share is one of the measured plain step.
+def _budget_of_steps(given: Given, made: Plan, flags: Any, plain: Measurement) -> int | None:
+    """Return what a measured step may take, by --budget or else by the plan, if it was made for such batches.
+
+    A share is one of the measured plain step.
 
     Raises:
       InvalidRequestError: nothing tells how much memory the device has left.
     """
     if isinstance(flags.budget, Share):
-        return int(flags.budget * plain_bytes)
+        return int(flags.budget * plain.peak_bytes)
     if isinstance(flags.budget, int):
         return flags.budget
     if flags.plan is not None and flags.budget == AUTO:
         return request_of({"budget": AUTO}, given.plain).budget_bytes
-    return made.request.budget_bytes
+    return made.request.budget_bytes if plain.batch_size == made.batch_size else None
 
 
 def _optimize_saved_model(source: str, flags: Any, progress: Progress) -> Result:

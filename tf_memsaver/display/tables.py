@@ -129,29 +129,26 @@ def rates_table(found: LargestBatch) -> Table:
     return table
 
 
-def measurements_table(rows: Sequence[tuple[str, int, Measurement]]) -> Table:
-    """Return a column for each (name, predicted peak, measurement), with shares of the first one's figures."""
-    first = rows[0][2]
-    table = Rows(f"{first.steps} steps measured on {first.device}, {first.mode} mode, batch size {first.batch_size}")
+def measurements_table(plan: Plan, plain: Measurement, optimized: Measurement) -> Table:
+    """Return a column for each measured model, with shares of the plain one's figures, and what the plan predicted."""
+    table = Rows(f"{plain.steps} steps measured on {plain.device}, {plain.mode} mode, batch size {plain.batch_size}")
     table.add_name("")
-    for place, (name, _, _) in enumerate(rows):
-        table.add_column(Name(name), justify="right")
-        if place:
-            table.add_figures("of plain")
+    table.add_figures("plain", "optimized", "of plain")
 
-    def add(what: str, shown: Callable[[int, Measurement], tuple[str, str]], style: str | None = None) -> None:
-        cells = [shown(predicted, measured) for _, predicted, measured in rows]
-        table.add_row(what, cells[0][0], *(cell for pair in cells[1:] for cell in pair), style=style)
+    def add(what: str, of: Callable[[Measurement], int], style: str | None = None) -> None:
+        first, second = of(plain), of(optimized)
+        table.add_row(what, format_bytes(first), format_bytes(second), share_of(second, first), style=style)
 
-    def count(of: Callable[[Measurement], int]) -> Callable[[int, Measurement], tuple[str, str]]:
-        return lambda _, measured: (format_bytes(of(measured)), share_of(of(measured), of(first)))
-
-    plain_predicted = rows[0][1]
-    add("largest peak", count(lambda measured: measured.peak_bytes), "bold")
-    add("  predicted", lambda predicted, _: (format_bytes(predicted), share_of(predicted, plain_predicted)), MINOR)
-    add("activations", count(lambda measured: measured.activation_bytes))
-    add("median step", lambda _, measured: (f"{measured.step_seconds:.3f} s", _of_plain_step(measured, first)))
-    add("tracing", lambda _, measured: (f"{measured.trace_seconds:.1f} s", ""))
+    add("largest peak", lambda measured: measured.peak_bytes, "bold")
+    if plan.batch_size == plain.batch_size:
+        now, planned = plan.plain_peak_bytes, plan.peak_bytes
+        table.add_row("  predicted", format_bytes(now), format_bytes(planned), share_of(planned, now), style=MINOR)
+    else:
+        table.set_caption(f"nothing is predicted: the plan was made for batch size {plan.batch_size}")
+    add("activations", lambda measured: measured.activation_bytes)
+    steps = (f"{each.step_seconds:.3f} s" for each in (plain, optimized))
+    table.add_row("median step", *steps, _of_plain_step(optimized, plain))
+    table.add_row("tracing", *(f"{each.trace_seconds:.1f} s" for each in (plain, optimized)), "")
     return table
 
 
