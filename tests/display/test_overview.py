@@ -57,6 +57,17 @@ def test_a_view_fits_one_screen_and_begins_with_the_answer(view, deep: tuple[Est
     assert estimate.peak_at[:10] in lines[1]
 
 
+@pytest.mark.parametrize(("kind", "device"), [("CPU", "CPU"), ("CPU_BFC", "CPU"), ("GPU", "GPU")])
+def test_the_title_says_for_which_device(kind: str, device: str) -> None:
+    graph = dataclasses.replace(chain([MIB] * 4), device=kind, batch_size=1024, name="a_model_" * 9)
+    plan, estimate = solve(graph, Request(strategy="plain")), Estimate.from_graph(graph)
+    compiled = dataclasses.replace(plan, request=dataclasses.replace(plan.request, executor="xla"))
+    assert estimate.to_json()["device"] == device
+    for each, judged in ((plan, "predicted"), (compiled, "as XLA compiles it")):
+        title = lines_of(overview.plan_view(estimate, each))[0]
+        assert title.endswith(f", batch size 1024: one training step on {device}, {judged}") and len(title) <= 80
+
+
 def test_ten_blocks_are_shown_and_the_others_are_counted(deep: tuple[Estimate, Plan]) -> None:
     lines = lines_of(overview.estimate_view(*deep))
     assert sum(line.startswith("stage_") for line in lines) == 10

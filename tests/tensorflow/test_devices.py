@@ -101,6 +101,41 @@ def test_whether_another_process_finds_memory_on_the_gpu(
     assert devices.reserves_gpu() is expected
 
 
+@pytest.mark.parametrize(
+    ("there", "built", "seen", "hidden", "expected"),
+    [
+        (True, True, False, None, 1),
+        (True, True, False, "0", 1),
+        (True, True, False, "-1", 0),
+        (True, True, False, "", 0),
+        (True, True, True, None, 0),
+        (True, False, False, None, 0),
+        (False, True, False, None, 0),
+    ],
+)
+def test_a_gpu_that_tensorflow_does_not_see_is_told_once(
+    there: bool,
+    built: bool,
+    seen: bool,
+    hidden: str | None,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(devices, "_NVIDIA", (tmp_path / "none", tmp_path if there else tmp_path / "neither"))
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: built)
+    monkeypatch.setattr(devices, "has_gpu", lambda: seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    devices.warn_of_unseen_gpu.cache_clear()
+    for _ in range(2):
+        tf_memsaver.capture_graph(models.chain(), batch_size=4)
+    devices.warn_of_unseen_gpu.cache_clear()
+    assert caplog.text.count("TensorFlow sees none") == expected
+
+
 def test_a_model_on_a_gpu_that_is_reserved_is_measured_in_this_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from tf_memsaver.capture.optimised import EqualValues, JoinedSums
 from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.counting import counts_all
-from tf_memsaver.compat.devices import has_gpu
+from tf_memsaver.compat.devices import has_gpu, warn_of_unseen_gpu
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import CPU, CPU_BFC, GPU, Device
@@ -41,6 +41,7 @@ def traced_graph(
     ``shapes`` knows those that the data alone tells.
     """
     shapes = shapes or DataShapes()
+    warn_of_unseen_gpu()
     traced = shapes.graph("memsaver_step")
     try:
         with gradients_end_with_graphs(), free_dimension_is(batch_size):

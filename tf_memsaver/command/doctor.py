@@ -21,6 +21,7 @@ from tf_memsaver.command.steps import Given, plan_shown, searched
 from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.compat.fit_calls import TrainingReached, data_prepared, first_training
 from tf_memsaver.compat.keras_training import replicas_of
+from tf_memsaver.cost.device import processor
 from tf_memsaver.display.progress import Progress
 from tf_memsaver.errors import InvalidRequestError, MemsaverError
 from tf_memsaver.plan.plan import Plan
@@ -129,6 +130,7 @@ def _diagnosed(source: str, flags: Any, progress: Progress, fit: _Fit) -> Result
         "line": fit.place.line,
         "variable": fit.place.variable,
         "model": fit.model.name,
+        "device": processor(traced.graph.device),
         "add": line,
         "plan": made.to_json(),
     }

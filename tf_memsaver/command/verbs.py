@@ -16,6 +16,7 @@ from tf_memsaver.command.doctor import doctor
 from tf_memsaver.command.flags import LIMITS, command_line
 from tf_memsaver.command.output import Result
 from tf_memsaver.command.steps import Given, calibrated, load, own_plan, plan_shown, planned, searched
+from tf_memsaver.cost.device import processor
 from tf_memsaver.display import overview, tables
 from tf_memsaver.display.figures import plotly
 from tf_memsaver.display.parts import BAD, GOOD
@@ -47,7 +48,8 @@ def plan(source: str, flags: Any, progress: Progress) -> Result:
     target = None if flags.output is None else output_target(source, flags, TargetKind.FILE)
     traced, made = searched(load(source, flags, progress), flags, progress)
     written = _written(made, target, flags)
-    return Result(satisfied=True, document=made.to_json(), shown=(*plan_shown(traced, made, flags), *written))
+    document = {**made.to_json(), "device": processor(traced.graph.device)}
+    return Result(satisfied=True, document=document, shown=(*plan_shown(traced, made, flags), *written))
 
 
 def curve(source: str, flags: Any, progress: Progress) -> Result:

@@ -8,12 +8,14 @@ control groups (the kernel's ``Documentation/admin-guide/cgroup-v2.rst`` and ``c
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
+from absl import logging
 from tensorflow.python.client import device_lib
 
 _LEVEL3_CACHE_SIZE = 194
@@ -36,9 +38,29 @@ class _Files(NamedTuple):
     kept_files: str
 
 
+_NVIDIA = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
+"""What NVIDIA's driver for Linux makes."""
+
+
 def has_gpu() -> bool:
     """Whether TensorFlow sees a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
+
+
+@functools.cache
+def warn_of_unseen_gpu() -> None:
+    """Warn, once, if there seems to be a GPU that TensorFlow was built for and does not see: a driver may be broken.
+
+    Whoever hides GPUs by ``CUDA_VISIBLE_DEVICES`` knows.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not any(path.exists() for path in _NVIDIA):
+        return
+    if tf.test.is_built_with_cuda() and not has_gpu():
+        logging.warning(
+            "this machine seems to have an NVIDIA GPU, but TensorFlow sees none, so all figures are for the CPU. "
+            "To find out why, run: python -c \"import tensorflow as tf; tf.config.list_physical_devices('GPU')\". "
+            "CUDA_VISIBLE_DEVICES=-1 hides the GPU and this warning."
+        )
 
 
 def reserves_gpu() -> bool:

@@ -166,3 +166,8 @@ IDEAL = Device(
 def device_named(kind: str) -> Device:
     """Return the device model for ``"CPU"``, ``"CPU_BFC"``, ``"GPU"`` or ``"IDEAL"``."""
     return {device.kind: device for device in (CPU, CPU_BFC, GPU, IDEAL)}[kind]
+
+
+def processor(kind: str) -> str:
+    """Return what people call a kind of device, ``"CPU"`` or ``"GPU"``: its allocator is not their concern."""
+    return kind.partition("_")[0]

@@ -53,7 +53,7 @@ def plan_view(estimate: Estimate, plan: Plan) -> tuple[RenderableType, ...]:
 
 
 def _title(estimate: Estimate, plan: Plan) -> RenderableType:
-    title = f", batch size {estimate.batch_size}: one training step, {plan.judged}"
+    title = f", batch size {estimate.batch_size}: one training step on {estimate.device}, {plan.judged}"
     line = Table.grid()
     line.add_column(no_wrap=False)
     line.add_column(no_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tf_memsaver.cost.device import processor
 from tf_memsaver.display.layers import Fate, LayerRow, layer_rows
 from tf_memsaver.display.steps import ShownStep
 from tf_memsaver.errors import PlanMismatchError
@@ -52,7 +53,7 @@ class Report:
             planned=planned,
             curve=tuple(curve),
             layers=layer_rows(graph, plan, plain.kept_bytes, planned.kept_bytes),
-            device=graph.device,
+            device=processor(graph.device),
             uncounted_bytes=simulator.uncounted_bytes,
             command=command,
         )

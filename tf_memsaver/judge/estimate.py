@@ -12,6 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from tf_memsaver.cost.device import processor
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase
 from tf_memsaver.ir.segments import stored
 from tf_memsaver.judge.simulate import Simulator
@@ -40,6 +41,8 @@ class UnitEstimate:
 class Estimate(Summarized):
     """The result of ``estimate``: where the bytes of one plain training step go. All figures are predicted.
 
+    ``device`` is the device that the figures are for: ``"CPU"`` or ``"GPU"``.
+
     ``peak_bytes`` is the simulated peak of the whole step in TensorFlow's own executor, as the allocator would report
     it. ``peak_at`` is the operation and the layer at which the most bytes are live. ``compiled_peak_bytes`` is the
     peak that XLA's compiler reports, if ``fit`` compiles the model with XLA, otherwise None.
@@ -54,6 +57,7 @@ class Estimate(Summarized):
     """
 
     model: str
+    device: str
     batch_size: int
     units: tuple[UnitEstimate, ...]
     parameter_bytes: int
@@ -77,6 +81,7 @@ class Estimate(Summarized):
         kept = _kept_for_backward(graph)
         return cls(
             model=graph.name,
+            device=processor(graph.device),
             batch_size=graph.batch_size,
             units=_units(graph, kept),
             parameter_bytes=graph.bytes_of(MemoryKind.PARAMETER),
@@ -130,7 +135,7 @@ class Estimate(Summarized):
             ("layers", f"{len(self.units)}; pandas.DataFrame(estimate.units) lists them"),
             ("most kept by", ", ".join(f"{unit.label} ({format_bytes(unit.kept_bytes)})" for unit in largest)),
         )
-        return f"Estimate of '{self.model}', batch size {self.batch_size}", rows
+        return f"Estimate of '{self.model}' on {self.device}, batch size {self.batch_size}", rows
 
     def __str__(self) -> str:
         predicted = (
