@@ -495,9 +495,13 @@ def test_a_person_is_told_what_keeps_its_activations(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "tell", said.append)
     # It is a warning where the plan saves little.
     monkeypatch.setattr(api.logging, "warning", lambda text, *_: said.append(text))
-    tf_memsaver.optimize(penalized(), data=data(), strategy="recompute_all")
+    plan = tf_memsaver.optimize(penalized(), data=data(), strategy="recompute_all").memsaver_plan
     kept = "keeps the activations of 'critic' (a gradient is taken of its gradient)"
     assert said[-1] == f"tf_memsaver: the train_step of model 'penalized' {kept}"
+    said.clear()
+    tf_memsaver.apply_plan(penalized(), plan, data=data())
+    tf_memsaver.trace(penalized(), data=data()).apply(plan)
+    assert len(said) == 2 and all(each.endswith(kept) for each in said)
     said.clear()
     # A teacher that no gradient is taken through keeps none.
     tf_memsaver.optimize(distilled(), data=data(), strategy="recompute_all")

@@ -17,6 +17,7 @@ from tf_memsaver.api.asked import (
     part_of,
     request_of,
     tell_of,
+    tell_of_plain_calls,
     warn_of_unknown_length,
 )
 from tf_memsaver.api.compiled import warn_where_xla_runs
@@ -49,7 +50,6 @@ from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
 from tf_memsaver.planners.measured import plan_that_keeps
-from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.loop import Loop, mapped, places_of_networks
 from tf_memsaver.program.memo import forget
 from tf_memsaver.program.signature import is_planned_as_a_step
@@ -94,7 +94,7 @@ class Trace(TracedStep):
 
     def apply(self, plan: Plan) -> Any:
         """Return a model that trains by ``plan``. It returns and raises what ``apply_plan`` does."""
-        return apply_plan(self.model, plan)
+        return _applied(self.model, plan, self._given.get("data"))
 
 
 @takes(CaptureOptions)
@@ -184,14 +184,21 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     traced, plan = _planned(model, options)
     if options["calibrate"]:
         plan = _calibrated(traced, plan, options)
-    optimized = traced.apply(plan)
-    tell_of(_subject(traced.model, options), plan)
-    warn_of_unknown_length(traced.model, plan, options["data"])
-    if is_planned_as_a_step(traced.model):
-        program = program_of(traced.model, plan.request.granularity, None, plan.request.time_chunks)
-        if program.runs_step and program.stays_plain:
-            say = logging.warning if plan.advice else tell
-            say(f"tf_memsaver: {program.stays_plain}")
+    return _applied(traced.model, plan, options["data"], _subject(traced.model, options))
+
+
+def _applied(model: Any, plan: Plan, data: Any, subject: str = "") -> Any:
+    """Return a plain model as one that trains by a plan, and say what a person should know of it.
+
+    ``subject`` is what the plan is for, in words, if a person is to read what it does.
+    """
+    optimized = make_optimized(model, plan)
+    if subject:
+        tell_of(subject, plan)
+    warn_of_unknown_length(model, plan, data)
+    tell_of_plain_calls(model, plan)
+    for place in places_of_networks(model) if isinstance(model, Loop) else ():
+        tell(f"tf_memsaver: {place}")
     return optimized
 
 
@@ -319,10 +326,7 @@ def apply_plan(model: Any, plan: Plan, **options: Unpack[ApplyOptions]) -> Any:
     plain = _plain_subject(model, options)
     if options["data"] is not None and isinstance(plan, Plan):
         told_of(plain, {**options, "batch_size": plan.batch_size, "step": None})
-    optimized = make_optimized(plain, plan)
-    for place in places_of_networks(plain) if isinstance(plain, Loop) else ():
-        tell(f"tf_memsaver: {place}")
-    return optimized
+    return _applied(plain, plan, options["data"])
 
 
 def _plain_subject(model: Any, options: Mapping[str, Any]) -> Any:

@@ -20,7 +20,8 @@ from tf_memsaver.plan.problem import check_names
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
-from tf_memsaver.program.kinds import labels_known
+from tf_memsaver.program.kinds import labels_known, program_of
+from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.units import AUTO
 
 
@@ -51,6 +52,19 @@ def tell_of(subject: str, plan: Plan) -> None:
     tell(f"tf_memsaver: {subject}: {plan}")
     if plan.advice:
         logging.warning("tf_memsaver: %s: %s", subject, plan.advice)
+
+
+def tell_of_plain_calls(model: Any, plan: Plan) -> None:
+    """Say which calls of networks keep their activations where a model trains by a step of its own, and why.
+
+    Where the plan saves little, that is a warning.
+    """
+    if not is_planned_as_a_step(model):
+        return
+    program = program_of(model, plan.request.granularity, None, plan.request.time_chunks)
+    if program.runs_step and program.stays_plain:
+        say = logging.warning if plan.advice else tell
+        say(f"tf_memsaver: {program.stays_plain}")
 
 
 def warn_of_unknown_length(model: Any, plan: Plan, data: Any) -> None:
