@@ -1,4 +1,8 @@
-"""The command ``tf-memsaver``, also ``python -m tf_memsaver``. The only module that prints results, and exits."""
+"""The command ``tf-memsaver``, also ``python -m tf_memsaver``. The only module that prints results, and exits.
+
+The exit codes are ``DONE``, ``NOT_SATISFIED`` (no plan fits, the budget was not kept, or verification failed),
+``BAD_INPUT``, and ``UNEXPECTED`` for errors that we do not raise on purpose: they keep their traceback.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import math
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
@@ -27,7 +32,7 @@ from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, M
 from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options.checks import did_you_mean
 
-DONE, NOT_SATISFIED, BAD_INPUT = 0, 1, 2
+DONE, NOT_SATISFIED, BAD_INPUT, UNEXPECTED = 0, 1, 2, 3
 _UNSATISFIED = (InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError)
 _HELP = frozenset({"-h", "-help", "--help"})
 _LONGEST_LINE = 1000
@@ -49,7 +54,7 @@ class Invocation:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line ``argv`` and exit with 0, 1 or 2. If None, ``sys.argv``: then this is the whole process.
+    """Run the command line ``argv``, and exit with one of the codes above. If None, ``sys.argv``: this is the process.
 
     SIGINT, SIGTERM and SIGHUP end the process as they would by default, but with one line, and nothing left behind.
     """
@@ -131,18 +136,17 @@ def _one_line(text: str) -> str:
 
 
 def _run(invocation: Invocation) -> int:
-    """Run a command and print what it found; every error that we raise on purpose becomes one line."""
+    """Run a command, print what it found or what went wrong, and return the exit code."""
     with results_only(restore=invocation.restore) as results:
         as_json = invocation.flags.format == "json"
         try:
             with _temporary_files_go():
                 result = _call(invocation)
-        except MemsaverError as error:
-            print(f"{PROGRAM}: {_ended(_one_line(str(error)))}", file=sys.stderr)
+        except Exception as error:
             if as_json:
-                fields = {"error": type(error).__name__, "message": str(error), **vars(error)}
-                print_json(fields, results)
-            return NOT_SATISFIED if isinstance(error, _UNSATISFIED) else BAD_INPUT
+                fields = vars(error) if isinstance(error, MemsaverError) else {}
+                print_json({"error": type(error).__name__, "message": str(error), **fields}, results)
+            return _told(error)
         if as_json:
             print_json(result.document, results)
         else:
@@ -150,6 +154,18 @@ def _run(invocation: Invocation) -> int:
             for part in result.shown:
                 console.print(part, highlight=False, markup=False, emoji=False)
         return DONE if result.satisfied else NOT_SATISFIED
+
+
+def _told(error: Exception) -> int:
+    """Say on stderr what went wrong, in one line if we raised it on purpose; return the exit code."""
+    if isinstance(error, MemsaverError):
+        print(f"{PROGRAM}: {_ended(_one_line(str(error)))}", file=sys.stderr)
+        return NOT_SATISFIED if isinstance(error, _UNSATISFIED) else BAD_INPUT
+    traceback.print_exception(error)
+    print(
+        f"{PROGRAM}: this error was not expected. If it is not from your own code, please report it.", file=sys.stderr
+    )
+    return UNEXPECTED
 
 
 def print_json(document: Any, results: TextIO) -> None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_memsaver import cli
 from tf_memsaver.check.measurement import Measurement
+from tf_memsaver.command import verbs
 from tf_memsaver.command.flags import COMMANDS, SCRIPT, new_flags
 from tf_memsaver.compat import keras_names
 from tf_memsaver.options.table import STRATEGIES
@@ -234,6 +235,22 @@ def test_another_backend_is_one_line_and_2(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path, "KERAS_BACKEND": "jax"},
     )
     assert "UnsupportedModelError: Keras runs on its 'jax' backend" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_error_that_nobody_expects_has_a_code_of_its_own(
+    run: Any, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setitem(verbs.VERBS, "estimate", broken)
+    code, out, err = run("estimate", *SMALL, f"--format={form}")
+    assert code == cli.UNEXPECTED not in (cli.DONE, cli.NOT_SATISFIED, cli.BAD_INPUT)
+    assert "Traceback" in err and "ZeroDivisionError: by zero" in err and "not expected" in the_line(err)
+    assert (json.loads(out) if out else {}) == (
+        {"error": "ZeroDivisionError", "message": "by zero"} if form == "json" else {}
+    )
 
 
 # What the commands do

@@ -60,7 +60,7 @@ nothing is trained. The script's own output goes to stderr."""
 _EXIT_HELP = """\
 Results go to stdout, progress and logs to stderr.
 Exit codes: 0 success, 1 failure (no plan fits, the budget was not kept,
-verification failed), 2 bad input."""
+verification failed), 2 bad input, 3 an unexpected error (with a traceback)."""
 
 
 def flags_of(*groups: Any) -> dict[str, Option]:
