@@ -6,15 +6,13 @@ The exit codes are ``DONE``, ``NOT_SATISFIED`` (no plan fits, the budget was not
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
 import os
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
@@ -25,11 +23,18 @@ from tf_memsaver.command.arguments import check_arguments
 from tf_memsaver.command.flags import COMMANDS, PROGRAM, SCRIPT, command_help, new_flags, program_help
 from tf_memsaver.command.output import Result, results_only
 from tf_memsaver.command.stopping import stopped_by_signals
+from tf_memsaver.command.surroundings import (
+    GROWTH,
+    LOG_LEVEL,
+    quiet_start,
+    temporary_files_go,
+    variables_kept,
+    verbosity_kept,
+)
 from tf_memsaver.compat.backend import check_backend
 from tf_memsaver.compat.versions import __version__
 from tf_memsaver.display.progress import Progress
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError, MeasurementError, MemsaverError
-from tf_memsaver.files.writing import scratch_folder
 from tf_memsaver.options.checks import did_you_mean
 
 DONE, NOT_SATISFIED, BAD_INPUT, UNEXPECTED = 0, 1, 2, 3
@@ -54,11 +59,13 @@ class Invocation:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line ``argv``, and exit with one of the codes above. If None, ``sys.argv``: this is the process.
+    """Run the command line ``argv``, and exit with one of the codes above.
 
-    SIGINT, SIGTERM and SIGHUP end the process as they would by default, but with one line, and nothing left behind.
+    If it is None, ``sys.argv`` is run, and this is the whole process. If not, the process may go on, with the
+    environment, log level, streams and handlers that it had. SIGINT, SIGTERM and SIGHUP end the process as they would
+    by default, but with one line, and nothing left behind.
     """
-    with stopped_by_signals(restore=argv is not None):
+    with stopped_by_signals(restore=argv is not None), verbosity_kept():
         parse = functools.partial(_parse, restore=argv is not None)
         app.run(_run, argv=list(sys.argv if argv is None else argv), flags_parser=parse)
 
@@ -140,7 +147,7 @@ def _run(invocation: Invocation) -> int:
     with results_only(restore=invocation.restore) as results:
         as_json = invocation.flags.format == "json"
         try:
-            with _temporary_files_go():
+            with temporary_files_go():
                 result = _call(invocation)
         except Exception as error:
             if as_json:
@@ -184,54 +191,15 @@ def _finite(item: Any) -> Any:
 def _call(invocation: Invocation) -> Result:
     check_backend()
     check_arguments(invocation.command, invocation.source, invocation.flags)
-    with _quiet_start():
-        from tf_memsaver.command.verbs import VERBS
-        from tf_memsaver.compat.counting import count_memory
-    count_memory()
     given = [invocation.source, invocation.flags, Progress(Console(stderr=True))]
     if COMMANDS[invocation.command].source == SCRIPT:
         given.append(invocation.arguments)
-    return VERBS[invocation.command](*given)
-
-
-@contextlib.contextmanager
-def _temporary_files_go() -> Iterator[None]:
-    """Have all temporary files in one folder that goes at the end: TensorFlow removes its own only at a normal exit."""
-    before = os.environ.get("TMPDIR"), tempfile.tempdir
-    with scratch_folder(tempfile.gettempdir()) as folder:
-        os.environ["TMPDIR"] = tempfile.tempdir = os.fspath(folder)
-        try:
-            yield
-        finally:
-            os.environ.pop("TMPDIR")
-            if before[0] is not None:
-                os.environ["TMPDIR"] = before[0]
-            tempfile.tempdir = before[1]
-
-
-@contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
-    """Keep TensorFlow's start-up messages off stderr, unless the caller has set a log level or the import fails.
-
-    The level alone is not enough: TensorFlow 2.21 writes some messages before it reads it, straight to the descriptor.
-    """
-    # Measuring runs in processes of their own, which need device memory that this process must not take.
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    sys.stderr.flush()
-    own = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            os.dup2(own, 2)
-            held.seek(0)
-            os.write(2, held.read())
-            raise
-        finally:
-            os.dup2(own, 2)
-            os.close(own)
+    with variables_kept(LOG_LEVEL, GROWTH):
+        # Measuring runs in processes of their own, which need device memory that this process must not take.
+        os.environ.setdefault(GROWTH, "true")
+        with quiet_start():
+            from tf_memsaver.command.verbs import VERBS
+            from tf_memsaver.compat.counting import VARIABLE, count_memory
+        with variables_kept(VARIABLE):
+            count_memory()
+            return VERBS[invocation.command](*given)

@@ -15,12 +15,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import logging
 
 from tf_memsaver import cli
 from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.command import verbs
 from tf_memsaver.command.flags import COMMANDS, SCRIPT, new_flags
 from tf_memsaver.compat import keras_names
+from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import STRATEGIES
 from tf_memsaver.plan.plan import Plan
 
@@ -601,6 +603,36 @@ def test_a_plan_file_and_data_for_a_model_with_code_of_its_own(run: Any, model: 
 
 
 # The process
+
+
+@pytest.mark.parametrize("verbosity", [(), ("--verbosity=1",)])
+@pytest.mark.parametrize("level", [None, "1"])
+def test_a_process_that_goes_on_is_as_before(
+    run: Any, monkeypatch: pytest.MonkeyPatch, verbosity: tuple[str, ...], level: str | None
+) -> None:
+    monkeypatch.setattr("tf_memsaver.compat.counting.takes_onednn", lambda: False)
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    meanwhile: dict[str, str] = {}
+
+    def spied(*given: Any) -> Any:
+        meanwhile.update(os.environ)
+        raise InvalidRequestError("that is all")
+
+    monkeypatch.setitem(verbs.VERBS, "estimate", spied)
+    before, logged = dict(os.environ), logging.get_verbosity()
+    try:
+        logging.set_verbosity(logging.ERROR)
+        assert run("estimate", *SMALL, *verbosity)[0] == 2
+        assert logging.get_verbosity() == logging.ERROR
+    finally:
+        logging.set_verbosity(logged)
+    assert dict(os.environ) == before
+    changed = {name: value for name, value in meanwhile.items() if before.get(name) != value and name != "TMPDIR"}
+    asked = {} if level else {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    assert changed == {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPU_ALLOCATOR_USE_BFC": "1", **asked}
 
 
 def test_module_runs_and_keeps_start_up_messages_off_stderr(tmp_path: Path) -> None:

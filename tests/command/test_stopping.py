@@ -148,6 +148,20 @@ def test_a_fork_of_the_users_ends_alone(tmp_path: Path) -> None:
     assert end(process, signal.SIGTERM).count("\n") == 1
 
 
+def test_forks_are_told_once_however_often_a_process_does_this(tmp_path: Path) -> None:
+    process = start(
+        tmp_path,
+        "os.register_at_fork = None\n"
+        "for _ in range(2):\n"
+        "    with stopped_by_signals(restore=True):\n"
+        "        if not os.fork():\n"
+        "            os._exit(int(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL))\n"
+        "        assert os.wait()[1] == 0\n"
+        "ready()",
+    )
+    assert process.communicate(timeout=SECONDS)[1] == "" and process.returncode == 0
+
+
 def test_handlers_come_back(tmp_path: Path) -> None:
     process = start(
         tmp_path,

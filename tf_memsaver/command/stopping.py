@@ -9,6 +9,7 @@ to the program.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -61,11 +62,13 @@ class _Stop:
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in self._numbers:
             signal.signal(number, self._handle)
-        os.register_at_fork(after_in_child=self._forget)
+        _at_forks()
+        _OPEN.append(self)
 
     def close(self) -> None:
         if os.getpid() != self._process:
             return
+        _OPEN.remove(self)
         for number in self._numbers:
             signal.signal(number, self._before[number])
         signal.set_wakeup_fd(self._wakeup)
@@ -101,9 +104,23 @@ class _Stop:
             # A terminal that hung up.
             os.write(self._stderr, f"{clear}{PROGRAM}: stopped by {signal.Signals(number).name}.\n".encode())
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """In a process that the user's code forks: handlers, pipe and unfinished results are the parent's."""
-        if not self._closed.is_set():
-            signal.set_wakeup_fd(-1)
-            for number in self._numbers:
-                signal.signal(number, self._before[number])
+        signal.set_wakeup_fd(-1)
+        for number in self._numbers:
+            signal.signal(number, self._before[number])
+
+
+_OPEN: list[_Stop] = []
+"""Those that are not closed, the last one last."""
+
+
+@functools.cache
+def _at_forks() -> None:
+    """Have forks forget what is open then. Python keeps what it is to call there for good, so this is done once."""
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _forget_all() -> None:
+    while _OPEN:
+        _OPEN.pop().forget()
