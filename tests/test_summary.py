@@ -90,6 +90,6 @@ def test_loops_are_heard_where_somebody_listens() -> None:
     assert list(pace.counted("letters", "abc")) == ["a", "b", "c"]
     with pace.heard_by(lambda *said: heard.append(said)):
         assert list(pace.counted("letters", "ab")) == ["a", "b"]
-        pace.told("unknown", 3, 0)
-    pace.told("letters", 1, 2)
+        pace.report_progress("unknown", 3, 0)
+    pace.report_progress("letters", 1, 2)
     assert heard == [("letters", 0, 2), ("letters", 1, 2), ("letters", 2, 2)]

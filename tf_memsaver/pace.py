@@ -25,7 +25,7 @@ def heard_by(listener: Listener) -> Iterator[None]:
         _LISTENER.reset(token)
 
 
-def told(what: str, done: int, total: int) -> None:
+def report_progress(what: str, done: int, total: int) -> None:
     """Say that ``done`` of ``total`` parts of something are done; nothing where the total is not known (0)."""
     listener = _LISTENER.get()
     if listener is not None and total:
@@ -35,6 +35,6 @@ def told(what: str, done: int, total: int) -> None:
 def counted(what: str, items: Sequence[Item]) -> Iterator[Item]:
     """Yield the items, and say after each how many are done; ``what`` says what is done with them."""
     for done, item in enumerate(items):
-        told(what, done, len(items))
+        report_progress(what, done, len(items))
         yield item
-    told(what, len(items), len(items))
+    report_progress(what, len(items), len(items))

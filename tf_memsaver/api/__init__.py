@@ -22,7 +22,7 @@ from tf_memsaver.api.asked import (
 )
 from tf_memsaver.api.compiled import warn_where_xla_runs
 from tf_memsaver.api.functions import optimize_function, rewrite_saved_model
-from tf_memsaver.api.traced import TracedStep
+from tf_memsaver.api.traced import TracedGraph
 from tf_memsaver.capture import model_step
 from tf_memsaver.check.measure import measure
 from tf_memsaver.check.measurement import Measurement
@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 
-class Trace(TracedStep):
+class Trace(TracedGraph):
     """One traced training step of a model. Its methods estimate and plan without tracing the step again.
 
     ``graph`` is the step, ``model`` the plain model. Plans that differ only in their limits share computations, so the

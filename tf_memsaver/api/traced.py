@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class TracedStep:
+class TracedGraph:
     """One traced training step; ``graph`` is the step, ``model`` the plain model."""
 
     def __init__(self, model: Any, graph: Graph, **how: Any) -> None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingStep
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.options.table import Mode
-from tf_memsaver.pace import counted, told
+from tf_memsaver.pace import counted, report_progress
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.losses import needs_stand_in
@@ -88,7 +88,7 @@ class Trial:
         record: Record = {}
 
         def note(step: int, logs: dict[str, Any]) -> None:
-            told("steps of fit", step + 1, self.steps)
+            report_progress("steps of fit", step + 1, self.steps)
             record.update((("log of fit", name, step), np.asarray(value)) for name, value in logs.items())
 
         noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: note(batch, logs))

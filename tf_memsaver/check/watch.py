@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat.counting import check_counted
 from tf_memsaver.compat.devices import has_gpu
-from tf_memsaver.pace import told
+from tf_memsaver.pace import report_progress
 
 
 def device_name() -> str:
@@ -52,4 +52,4 @@ class StepWatch(keras.callbacks.Callback):
         """Take down what was counted."""
         self.steps.seconds.append(time.perf_counter() - self._begun)
         self.steps.peaks.append(tf.config.experimental.get_memory_info(self.device)["peak"])
-        told("steps", len(self.steps.seconds), self._total)
+        report_progress("steps", len(self.steps.seconds), self._total)

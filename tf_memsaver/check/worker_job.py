@@ -29,7 +29,7 @@ from tf_memsaver.compat import keras_copies, keras_models
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import MeasurementError, OutputError
 from tf_memsaver.files.writing import scratch_folder
-from tf_memsaver.pace import told as tell_pace
+from tf_memsaver.pace import report_progress
 from tf_memsaver.program.data import Batch, Data
 from tf_memsaver.program.signature import batch_of_json, batch_to_json, inputs_to_json, note_batch
 from tf_memsaver.program.told import Told
@@ -94,7 +94,7 @@ def _run_and_listen(command: list[str], progress: str, **how: Any) -> subprocess
                 except subprocess.TimeoutExpired:
                     # Not there yet, or being written.
                     with contextlib.suppress(OSError, ValueError), open(progress, encoding="utf-8") as file:
-                        tell_pace(*json.load(file))
+                        report_progress(*json.load(file))
         except BaseException:
             process.kill()
             raise

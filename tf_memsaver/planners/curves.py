@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tf_memsaver.ir.segments import tidied
-from tf_memsaver.pace import told
+from tf_memsaver.pace import report_progress
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice
@@ -41,7 +41,7 @@ def proposals(problem: Problem, points: int) -> Iterator[Choice]:
         for place in range(1, points - 1)
     ]
     for _ in range(2 * points):
-        told("plans", min(len(found), points), points)
+        report_progress("plans", min(len(found), points), points)
         if len(found) >= points and not limits:
             return
         limit = limits.pop() if limits else _middle_of_widest_gap(sorted(found))
