@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.convert import traced_graph
-from tf_memsaver.capture.step import Resident, TracedStep, Weight, trace_step
+from tf_memsaver.capture.step import Resident, TracedStep, Weight
+from tf_memsaver.capture.trace import trace_step
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError, UnsupportedModelError
 from tf_memsaver.ir.graph import Graph, MemoryKind
@@ -114,7 +115,7 @@ class FunctionStep:
         return []
 
     def trace(self, graph: Any) -> TracedStep:
-        """Trace the step (``step.trace_step``)."""
+        """Trace the step (``trace.trace_step``)."""
         return trace_step(self, graph)
 
     def close(self) -> None:

@@ -14,15 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_memsaver.capture.step import (
-    CallNotes,
-    Resident,
-    SparseGradients,
-    TracedStep,
-    complete_shape,
-    residents_of,
-    units_of_code,
-)
+from tf_memsaver.capture.notes import CallNotes, SparseGradients, complete_shape
+from tf_memsaver.capture.step import Resident, TracedStep, residents_of, units_of_code
 from tf_memsaver.compat import keras_calls, keras_training, keras_variables, tapes
 from tf_memsaver.compat.replicas import other_devices
 from tf_memsaver.errors import UnsupportedModelError

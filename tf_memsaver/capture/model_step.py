@@ -15,7 +15,8 @@ from absl import logging
 from tf_memsaver.capture.convert import traced_graph
 from tf_memsaver.capture.data_shapes import DataShapes
 from tf_memsaver.capture.heard_step import HeardStep
-from tf_memsaver.capture.step import Resident, TracedStep, Weight, residents_of, trace_step
+from tf_memsaver.capture.step import Resident, TracedStep, Weight, residents_of
+from tf_memsaver.capture.trace import trace_step
 from tf_memsaver.compat import keras_training, keras_variables
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.replicas import in_one_replica, other_devices
@@ -262,7 +263,7 @@ class ModelStep:
         return self._program.seen_through(output)
 
     def trace(self, graph: Any) -> TracedStep:
-        """Trace the step (``step.trace_step``)."""
+        """Trace the step (``trace.trace_step``)."""
         step = trace_step(self, graph)
         step.elsewhere = other_devices(self._model.distribute_strategy)
         return step
