@@ -612,7 +612,8 @@ def test_a_process_that_goes_on_is_as_before(
 ) -> None:
     monkeypatch.setattr("tf_memsaver.compat.counting.takes_onednn", lambda: False)
     monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH")
-    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_CPU_ALLOCATOR_USE_BFC"):
+        monkeypatch.delenv(name, raising=False)
     if level is not None:
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
     meanwhile: dict[str, str] = {}

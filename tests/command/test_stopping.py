@@ -43,7 +43,8 @@ def start(folder: Path, body: str, **options: object) -> subprocess.Popen[str]:
     options.setdefault("preexec_fn", answer_signals)
     code = START + "".join(f"    {line}\n" for line in body.splitlines())
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)],
+        # From Python 3.12 on, a fork beside a thread is a warning.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

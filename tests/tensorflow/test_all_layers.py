@@ -734,6 +734,7 @@ class Drawing(layers.Layer):
 
     def begin(self) -> None:
         self.numbers = np.random.default_rng(0)
+        self.others = random.SystemRandom()  # Has no state.
 
     def call(self, x: Any) -> Any:
         return x * self.numbers.random()

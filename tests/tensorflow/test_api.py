@@ -162,6 +162,18 @@ def test_a_method_that_was_set_on_the_model(name: str) -> None:
         tf_memsaver.optimize(model, batch_size=4)
 
 
+def test_a_call_that_was_set_on_an_inner_model_is_run() -> None:
+    inner = models.chain()
+    inner.name = "inner"
+    plainly = inner.call
+    inner.call = lambda x, training=None, mask=None: 2 * plainly(x, training=training)
+    inputs = keras.Input(inner.input_shape[1:])
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dense(8, "tanh")(inner(layers.Dense(inputs.shape[-1])(inputs)))))
+    x = np.ones((4, *inputs.shape[1:]), "float32")
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    assert np.array_equal(model(x, training=True).numpy(), optimized(x, training=True).numpy())
+
+
 def test_a_call_that_was_set_on_a_layer_stays_there() -> None:
     model = models.chain()
     layer = model.layers[2]

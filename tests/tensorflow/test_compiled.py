@@ -81,6 +81,9 @@ def test_hints_hold_where_the_plain_step_fits(traced: Any) -> None:
     names = [unit.label for unit in traced.graph.units if unit.label.startswith("dense")][2:5]
     plan = traced.plan(budget="1TiB", recompute=names)
     assert set(names) <= set(plan.recomputed)
+    assert plan.recomputed and "recomputes nothing" not in plan.advice
+    with pytest.raises(tf_memsaver.InfeasibleOverheadError):
+        traced.plan(budget="1TiB", recompute=names, max_overhead=0.0)
     for hint in ("keep", "recompute", "candidates"):
         with pytest.raises(tf_memsaver.HintError):
             traced.plan(budget="1TiB", **{hint: ["no such layer"]})

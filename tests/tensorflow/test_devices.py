@@ -85,6 +85,7 @@ def test_what_a_gpu_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, None, 1024, False),
         ("true", None, None, False),
         ("false", True, None, True),
+        ("false", None, 1024, False),
     ],
 )
 def test_whether_another_process_finds_memory_on_the_gpu(
@@ -94,8 +95,9 @@ def test_whether_another_process_finds_memory_on_the_gpu(
     monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
     if environment is not None:
         monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", environment)
-    assert not devices.reserves_gpu()  # There is none.
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
+    assert not devices.reserves_gpu()
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
     monkeypatch.setattr(tf.config.experimental, "get_memory_growth", lambda gpu: growth)
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: parts)
     assert devices.reserves_gpu() is expected
@@ -180,7 +182,8 @@ def test_slots_of_all_optimizers_are_what_the_model_takes_already(monkeypatch: p
 
     model = TwoOptimizers()
     model(tf.zeros((4, 64)))
-    model.compile(keras.optimizers.Adam(), keras.optimizers.Adam())
+    # The second has the variables of the one inside.
+    model.compile(keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()))
     model.one.build(model.dense.trainable_variables)
     model.other.build(model.head.trainable_variables)
     monkeypatch.setattr(asked, "bytes_left", lambda: 10**9)

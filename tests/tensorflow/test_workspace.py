@@ -63,6 +63,11 @@ def float16(*shape: int) -> Any:
     return half(*shape, dtype=tf.float16)
 
 
+def double(*shape: int) -> Any:
+    """For these kinds of numbers the kernels are Eigen's on all processors."""
+    return half(*shape, dtype=tf.float64)
+
+
 def equation_sums_much(spec: Any) -> bool:
     """Whether an einsum reads more than four times what it makes."""
     return spec.type == "Einsum" and min(spec.input_bytes) > 4 * spec.output_bytes[0]
@@ -82,6 +87,9 @@ def equation_sums_much(spec: Any) -> bool:
         ("Conv3DBackpropFilterV2", volume_filter_gradient(3), [image(64, 8, 8, 8, 64), image(64, 8, 8, 8, 64)]),
         ("Conv3DBackpropInputV2", volume_input_gradient, [image(3, 3, 3, 16, 16), image(1, 24, 24, 24, 16)]),
         ("Conv3DBackpropInputV2", volume_input_gradient, [image(3, 3, 3, 64, 64), image(64, 8, 8, 8, 64)]),
+        ("Conv3DBackpropFilterV2", volume_filter_gradient(3), [double(4, 24, 24, 24, 8), double(4, 24, 24, 24, 8)]),
+        ("Conv3DBackpropInputV2", volume_input_gradient, [double(3, 3, 3, 16, 16), double(1, 24, 24, 24, 16)]),
+        ("Conv3DBackpropInputV2", volume_input_gradient, [double(3, 3, 3, 32, 32), double(32, 8, 8, 8, 32)]),
         ("MaxPoolGrad", pool_gradient, [image(16, 64, 64, 64)]),
         ("MatMul", tf.matmul, [half(2048, 1024), half(1024, 2048)]),
         ("BatchMatMulV2", tf.matmul, [half(32, 256, 128), half(32, 128, 256)]),

@@ -361,8 +361,8 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
     """Return the largest batch that trains within ``budget``, with its plan and the speed of some smaller batches.
 
     The batch is found by planning, to within 0.4%. The step is traced at two batch sizes; the memory at other sizes is
-    interpolated or extrapolated linearly, and the step is traced once more at the answer. Then real steps in a separate
-    process confirm it, unless ``predict_only=True``.
+    interpolated or extrapolated linearly, and the step is traced once more at the answer. Then ``measure`` confirms it
+    with real steps, unless ``predict_only=True``.
 
     Example::
 

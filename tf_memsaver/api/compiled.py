@@ -196,13 +196,13 @@ def _chosen(
         return _by_name(proposed.plans, free, budget, compiled)
     most = DEFAULT_MAX_OVERHEAD if free.max_overhead is None and budget is None else free.max_overhead
     quick, others = proposed.curves(free, most)
+    if not quick and not others and not (budget is not None and may_be_plain):
+        plan = proposed.plans.plan(free)  # Nothing can be replayed so quickly: it says why, or that hints forbid it.
+        return plan, compiled(plan)
     if budget is not None:
         known = [plan for plan in [*quick, *others] if plan in compiled]
         known += [plain] if may_be_plain else []
         return quickest_within(quick, budget, compiled, known, others)
-    if not quick and not others:
-        plan = proposed.plans.plan(free)  # Nothing can be replayed so quickly: its advice says why.
-        return plan, compiled(plan)
     best = least_of(sorted([*quick, *others], key=lambda each: each.step_overhead), compiled)
     is_worth_it = not may_be_plain or best[1] <= (1 - WORTH_WHILE) * compiled(plain)
     return best if is_worth_it else (plain, compiled(plain))
@@ -221,8 +221,14 @@ def _by_name(plans: Plans, free: Request, budget: int | None, compiled: Compiled
 
     try:
         first = plan_for(budget)
-    except InfeasibleBudgetError as error:
-        first = plan_for(error.least_bytes)  # The compiler may find that it takes less than is expected.
+    except InfeasibleBudgetError as expected:
+        if not expected.least_bytes:
+            raise
+        # The compiler may find that it takes less than is expected.
+        try:
+            first = plan_for(expected.least_bytes)
+        except InfeasibleBudgetError:
+            raise expected from None
         if compiled(first) > budget:
             raise InfeasibleBudgetError(budget, compiled(first)) from None
         return first, compiled(first)
@@ -234,7 +240,7 @@ def _advice(plan: Plan) -> str:
     if plan.peak_bytes <= (1 - WORTH_WHILE) * plan.plain_peak_bytes:
         return ""
     budget = plan.request.budget_bytes
-    if budget is not None and plan.plain_peak_bytes <= budget:
+    if budget is not None and plan.plain_peak_bytes <= budget and not plan.recomputed_units:
         return (
             f"the plan recomputes nothing: as XLA compiles it, the plain step ({format_bytes(plan.plain_peak_bytes)}) "
             f"already fits the budget of {format_bytes(budget)}"

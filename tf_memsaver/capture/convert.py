@@ -50,9 +50,9 @@ def traced_graph(
         graph = dataclasses.replace(graph, data_shapes=tuple(shapes.found))
         _warn_of_uncounted(source, step)
     finally:
-        release(traced)
         source.close()
         shapes.forget_data()
+        release(traced)
     return graph
 
 

@@ -75,10 +75,19 @@ class CallNotes:
 def _generators_of(operations: Iterable[Any]) -> list[Any]:
     """Return the generators of random numbers that layers hold as attributes, without TensorFlow's."""
     layers = [layer for each in operations if isinstance(each, keras.layers.Layer) for layer in all_layers(each)]
-    held = [value for layer in layers for value in vars(layer).values()]
-    return [each for each in held if isinstance(each, (np.random.Generator, np.random.RandomState, random.Random))]
+    return [value for layer in layers for value in vars(layer).values() if _state_of(value) is not None]
+
+
+def _state_of(value: Any) -> Any:
+    """Return the state of a generator of random numbers; None for what is none, and for one of the system's."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    is_seeded = isinstance(value, random.Random) and not isinstance(value, random.SystemRandom)
+    return value.getstate() if is_seeded else None
 
 
 def _random_states(generators: Sequence[Any]) -> bytes:
     """Return the states of generators that are not TensorFlow's: what draws from them, draws once a trace."""
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False), generators))
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False), *map(_state_of, generators)))

@@ -41,8 +41,10 @@ def step_program(model: Any, specs: Batch) -> bytes:
 def _of_step(model: Any, specs: Batch, ask: Callable[[Any, Any], Asked]) -> Asked:
     step = train_step_of(model, specs)
     with KeptObjects(*trained_with(model)), gradients_end_with_graphs():
+        function = tf.function(step, jit_compile=True)
+        function.get_concrete_function(*specs.leaves)  # What goes wrong here is not XLA's.
         try:
-            return ask(tf.function(step, jit_compile=True), specs.leaves)
+            return ask(function, specs.leaves)
         except (tf.errors.OpError, ValueError) as error:  # TensorFlow makes the latter of what XLA says.
             raise UnsupportedModelError(
                 f"XLA cannot compile a step of model '{model.name}': {first_line(error)}. Compile the model with "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.check.measurement import Measurement, measure_here
@@ -15,8 +16,9 @@ from tf_memsaver.check.running import How
 from tf_memsaver.check.worker_job import measure_in_process
 from tf_memsaver.compat.counting import counts_all
 from tf_memsaver.compat.devices import reserves_gpu
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.cost.device import LEAST_COUNTED_STEP
-from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.errors import InvalidRequestError, MeasurementError
 from tf_memsaver.options.table import MeasureOptions
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
@@ -53,8 +55,8 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
     Raises:
       InvalidRequestError: an argument is not valid.
       UnsupportedModelError: no Keras model, or its call cannot be traced.
-      MeasurementError: the process failed (the message has the end of its log), or TensorFlow does not count memory on
-        this device.
+      MeasurementError: the process failed (the message has the end of its log), the steps do not fit into memory, or
+        TensorFlow does not count memory on this device.
       OutputError: there is no space for temporary files.
     """
     told = told_of(model, options)
@@ -79,9 +81,14 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
             "Set TF_FORCE_GPU_ALLOW_GROWTH=true in the environment for a process of its own.",
             model.name,
         )
-    measured = (measure_in_process if alone else measure_here)(
-        model, told, given, how, options["steps"], options["beside_plain"]
-    )
+    run = measure_in_process if alone else measure_here
+    try:
+        measured = run(model, told, given, how, options["steps"], options["beside_plain"])
+    except tf.errors.ResourceExhaustedError as error:
+        raise MeasurementError(
+            f"steps of model '{model.name}' do not fit into the memory that is left ({first_line(error)}). Other "
+            "models and data of this process are in it, too."
+        ) from error
     counts_all_sizes = measured.device.startswith("GPU") or counts_all()
     if measured.activation_bytes < LEAST_COUNTED_STEP and not counts_all_sizes:
         logging.warning(

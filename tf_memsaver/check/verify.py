@@ -60,7 +60,8 @@ class Verification(Summarized):
     ``identical`` is true if all bits are equal to those of a run of the plain model. ``passed`` is true if they are
     equal or, under XLA or if the plain model varies, if all differences are within rounding. ``deterministic_ops`` says
     that the comparison ran under ``tf.config.experimental.enable_op_determinism``, since two runs of the plain model
-    differed without it. ``plain_varies`` says that they differed even with it, so that equal bits cannot be expected.
+    differed without it. ``plain_varies`` says that they differed even with it, or that TensorFlow has no deterministic
+    operations for the model, so that equal bits cannot be expected.
     """
 
     mode: Mode
@@ -119,7 +120,8 @@ class Verification(Summarized):
         every, worst = self._kinds(self.checks), self.worst
         differing = self._kinds([check for check in self.checks if not check.identical])
         found = ", ".join(f"{count} of {every[kind]} {kind}" for kind, count in differing.items())
-        own = ". Runs of the plain model differ from each other, too, since TensorFlow adds in another order each time"
+        cause = ", since TensorFlow adds in another order each time" if self.deterministic_ops else ""
+        own = f". Runs of the plain model differ from each other, too{cause}"
         return (
             f"{'within rounding' if self.passed else 'DIFFERENT'} {over}{under}: {found} differ, at most by "
             f"{worst.largest_difference:.3g} ({worst.relative_difference:.3g} of the largest element) in {worst.kind} "
@@ -190,7 +192,7 @@ def verify(model: Any, optimized: Any, **options: Unpack[RunOptions]) -> Verific
 
 
 class _Outcome(NamedTuple):
-    """The comparisons, whether they needed deterministic operations, and whether the plain model varied with them."""
+    """The comparisons, whether they were made with deterministic operations, and whether the plain model varied."""
 
     checks: tuple[Comparison, ...]
     deterministic_ops: bool
@@ -272,14 +274,18 @@ def _is_same(left: Record, right: Record) -> bool:
 
 
 def _compare(plain: Record, other: Record) -> tuple[Comparison, ...]:
-    return tuple(_check(*key, plain.get(key), other.get(key)) for key in plain | other)
+    return tuple(_check(*key, plain.get(key, _MISSING), other.get(key, _MISSING)) for key in plain | other)
+
+
+_MISSING = np.array([], dtype=np.void)
+"""In place of what a record does not have: no tensor of a model is like it."""
 
 
 def _check(
     kind: str, name: str, step: int, plain: np.ndarray[Any, Any] | None, other: np.ndarray[Any, Any] | None
 ) -> Comparison:
-    if plain is None or other is None:
-        same = plain is None and other is None
+    if plain is None or other is None or plain is _MISSING or other is _MISSING:
+        same = plain is other
         difference = relative = 0.0 if same else float("inf")
     elif plain.shape != other.shape or plain.dtype != other.dtype:
         same, difference, relative = False, float("inf"), float("inf")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 import json
@@ -41,9 +42,9 @@ def measure_in_process(model: Any, told: Told, given: Batch, how: How, steps: in
         path, progress = (os.path.join(folder, name) for name in ("model.keras", "progress.json"))
         try:
             model.save(path)
-        except OSError as error:
-            raise OutputError(os.fspath(folder), error.strerror or str(error)) from error
         except Exception as error:  # Whatever a layer or an optimizer that somebody wrote may raise.
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OutputError(os.fspath(folder), error.strerror or str(error)) from error
             raise MeasurementError(
                 f"model '{model.name}' cannot be saved for the measuring process ({first_line(error)}). Pass "
                 "isolate=False to measure in this process, or give its custom objects a get_config()."

@@ -21,6 +21,9 @@ from tensorflow.python.client import device_lib
 _LEVEL3_CACHE_SIZE = 194
 """``_SC_LEVEL3_CACHE_SIZE`` of glibc's ``bits/confname.h``, for which Python has no name."""
 
+_DEFAULT_LEVEL3_CACHE = 2 << 20
+"""``EIGEN_SET_DEFAULT_L3_CACHE_SIZE`` on x86 (``Eigen/src/Core/products/GeneralBlockPanelKernel.h``)."""
+
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -69,11 +72,9 @@ def reserves_gpu() -> bool:
     ``TF_FORCE_GPU_ALLOW_GROWTH`` in the environment decides before all else (``gpu_bfc_allocator.cc``).
     """
     forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")
-    if forced in ("true", "false"):
-        return forced == "false" and has_gpu()
-    return any(
-        not tf.config.experimental.get_memory_growth(gpu) and not _has_limit(gpu)
-        for gpu in tf.config.list_physical_devices("GPU")
+    return forced != "true" and any(
+        not (tf.config.experimental.get_memory_growth(gpu) and forced != "false") and not _has_limit(gpu)
+        for gpu in tf.config.get_visible_devices("GPU")
     )
 
 
@@ -83,14 +84,16 @@ def _has_limit(gpu: tf.config.PhysicalDevice) -> bool:
 
 
 def last_cache_bytes() -> int:
-    """Return the size of the processor's last cache as glibc has it, who asks the processor like Eigen; 0 if unknown.
+    """Return the size of the processor's last cache as glibc has it, who asks the processor like Eigen.
 
-    Eigen: ``Eigen/src/Core/util/Memory.h``. The system may tell of less, which is one machine's of several.
+    Eigen: ``Eigen/src/Core/util/Memory.h``. The system may tell of less, which is one machine's of several. Where
+    nothing tells, it is what Eigen takes then.
     """
     try:
-        return max(0, os.sysconf(_LEVEL3_CACHE_SIZE))
-    except (OSError, ValueError):
-        return 0
+        found = os.sysconf(_LEVEL3_CACHE_SIZE)
+    except (AttributeError, OSError, ValueError):  # The first on systems that have no such function.
+        found = 0
+    return found if found > 0 else _DEFAULT_LEVEL3_CACHE
 
 
 def bytes_left() -> int | None:

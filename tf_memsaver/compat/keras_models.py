@@ -31,9 +31,11 @@ def has_no_call(model: Any) -> bool:
 def inner_functional(model: Any) -> Functional | None:
     """Return the Functional graph that ``model`` runs, or ``None`` when its ``call`` is its own code.
 
-    Uses ``Sequential._functional`` and compares the class's ``call`` with the two classes' own.
+    Uses ``Sequential._functional``, and compares the class's ``call`` with the two classes' own.
     """
     call = own_class(model).call  # type: ignore[attr-defined]
+    if "call" in vars(model):  # Somebody set it on the object.
+        return None
     if isinstance(model, keras.Sequential):
         return model._functional if call is keras.Sequential.call else None
     if isinstance(model, Functional):

@@ -17,9 +17,8 @@ says (TensorFlow 2.20 and 2.21, ``python/autograph/pyct/error_utils.py``)."""
 def first_line(error: Exception) -> str:
     """Return the reason that an error gives, in one line, with its type."""
     text, kind = str(error), type(error).__name__
-    for around in (_IN_CALL, _CONVERTED):
-        inside = around.search(text)
-        text = inside[1] if inside else text
+    while inside := _IN_CALL.search(text) or _CONVERTED.search(text):
+        text = inside[1]
     lines = [line.strip() for line in text.strip().removeprefix(f"{kind}:").splitlines() if line.strip()]
     if isinstance(error, tf.errors.OpError):
         # TensorFlow says where it happened, then what did, then which node it was (``[[{{node …}}]]``).

@@ -20,7 +20,7 @@ class Kernels:
     ``compiled``: the op runs inside a function that XLA compiles. ``threads`` are those of a CPU's kernels.
     ``by_eigen`` are the types that a CPU leaves to Eigen, since oneDNN's kernels are not taken for them: Eigen computes
     gradients of convolutions from unfolded images, and products of 16-bit numbers in float32. ``cache_bytes`` are those
-    of a CPU's last cache, 0 if it is not known.
+    of a CPU's last cache.
     """
 
     compiled: bool = False
