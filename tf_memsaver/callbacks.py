@@ -55,7 +55,7 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
         share_compiled_parts(self.model, optimized)
         optimized.make_train_function()
         self.plan = optimized.memsaver_plan
-        if self._ours is None or self.model.train_function is not self._ours:  # An interrupted fit leaves ours there.
+        if self.model.train_function is not self._ours:  # An interrupted fit leaves ours there.
             self._plain = self.model.train_function
         self.model.train_function = self._ours = optimized.train_function
 

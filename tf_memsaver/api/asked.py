@@ -19,7 +19,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import check_names
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import check_strategy
-from tf_memsaver.program.kept_objects import KeptObjects, trained_with
+from tf_memsaver.program.kept_objects import slots_of
 from tf_memsaver.program.kinds import labels_known, program_of
 from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.units import AUTO
@@ -124,7 +124,5 @@ def _bytes_left() -> int:
 def _bytes_taken(model: Any) -> int:
     if not isinstance(model, keras.Model):
         return 0
-    slots = [variable for each in KeptObjects(*trained_with(model)).optimizers for variable in each.variables]
-    # An optimizer that scales the loss has the variables of the one inside.
-    different = {id(variable): variable for variable in (*model.variables, *slots)}
+    different = {id(variable): variable for variable in (*model.variables, *slots_of(model))}
     return sum(map(bytes_of, different.values()))

@@ -16,7 +16,7 @@ from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.options.table import Mode
 from tf_memsaver.pace import counted, report_progress
 from tf_memsaver.program.data import Batch
-from tf_memsaver.program.kept_objects import KeptObjects, trained_with
+from tf_memsaver.program.kept_objects import slots_of
 from tf_memsaver.program.losses import needs_stand_in
 from tf_memsaver.program.told import Told
 from tf_memsaver.rewrite.optimized_model import another
@@ -76,7 +76,7 @@ class Trial:
         for variable in model.variables:
             kind = f"weight after {after}" if variable.trainable else f"state after {after}"
             record[kind, self._name(variable), self.steps - 1] = variable.numpy()
-        for place, variable in enumerate(_slots_of(model)):
+        for place, variable in enumerate(slots_of(model)):
             record[f"slot after {after}", f"{place} {variable.path}", self.steps - 1] = variable.numpy()
         return record
 
@@ -109,11 +109,6 @@ def _different_names(variables: Sequence[Any]) -> dict[int, str]:
         number = taken[variable.path]
         names[id(variable)] = variable.path if number == 1 else f"{variable.path} ({number})"
     return names
-
-
-def _slots_of(model: Any) -> list[Any]:
-    """Return the variables of all optimizers that a model has."""
-    return [variable for optimizer in KeptObjects(*trained_with(model)).optimizers for variable in optimizer.variables]
 
 
 def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:

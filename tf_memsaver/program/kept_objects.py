@@ -132,3 +132,11 @@ def _refill(base: Any, container: Any, items: Any) -> None:
 
 def _are_same(left: Any, right: Any) -> bool:
     return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+def slots_of(model: Any) -> list[Any]:
+    """Return the variables of all optimizers that a model is trained with.
+
+    An optimizer that scales the loss has the variables of the one inside, too: they are there twice.
+    """
+    return [variable for each in KeptObjects(*trained_with(model)).optimizers for variable in each.variables]

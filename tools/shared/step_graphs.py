@@ -23,7 +23,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.grappler import cluster, tf_optimizer
 
 from tf_memsaver.compat.graphs import traced_graphs_go_to
-from tf_memsaver.program.kept_objects import KeptObjects, trained_with
+from tf_memsaver.program.kept_objects import slots_of
 
 _PASSED = frozenset("DebugGradientIdentity EnsureShape Identity PreventGradient Reshape Snapshot StopGradient".split())
 """Operations that hand on the numbers of their first input."""
@@ -86,8 +86,7 @@ def step_graph(model: Any, run: Callable[[], Any], *, on_gpu: bool = False) -> E
     finally:
         running.disable_run_metadata()
         _noted.remove(traced)
-    optimizers = KeptObjects(*trained_with(model)).optimizers
-    written = [*model.variables, *(v for each in optimizers for v in each.variables), *model.metrics_variables]
+    written = [*model.variables, *slots_of(model), *model.metrics_variables]
     paths = {id(variable.value.handle): variable.path for variable in written}
     # Functions inside, which are traced to their ends before, have the same names for other variables.
     arguments = {
