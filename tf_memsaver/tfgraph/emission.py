@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,6 +67,7 @@ class Template:
     __slots__ = (
         "_definition",
         "_functions",
+        "_given",
         "_gradient",
         "_handles",
         "_rivals",
@@ -95,6 +96,7 @@ class Template:
         self.read_dtypes = [tensor.dtype for tensor in operation.inputs]
         self.dtypes = [tensor.dtype for tensor in outputs]
         self.shapes = [tensor.shape for tensor in outputs]
+        self._given = [tensor.shape for tensor in _given_to(self.type, operation.inputs)]
         self._definition = operation.op_def
         self.only_reads = only_reads(operation, operation.graph)
         named = [func.name for value in self.attributes.values() for func in functions_in(value)]
@@ -132,7 +134,8 @@ class Template:
           LookupError: (when a gradient is asked for) the operation has no gradient.
         """
         graph = tf.compat.v1.get_default_graph()
-        attributes = self._functions_brought(graph) if self.names_functions else self.attributes
+        sizes = self._free_sizes(inputs)
+        attributes = self._functions_brought(graph, sizes) if self.names_functions else self.attributes
         if gradient is not None:
             attributes = {**attributes, graphs.CUSTOM_GRADIENT: AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)
@@ -143,7 +146,7 @@ class Template:
             if handle is not None:
                 graphs.set_handle_data(output, handle)
             if shape.rank is not None:
-                self._set_shape(output, shape, inputs)
+                _set_shape(output, shape, sizes)
         differentiable = inputs and any(has_gradients(dtype) or dtype == tf.variant for dtype in self.dtypes)
         if differentiable and could_possibly_record():
             if of_tape:
@@ -161,10 +164,11 @@ class Template:
     def _made(self, graph: Any, inputs: Sequence[Any], name: str, attributes: dict[str, Any]) -> Any:
         return graphs.add_operation(graph, self.type, inputs, self.dtypes, name, attributes, self._definition)
 
-    def _functions_brought(self, graph: Any) -> dict[str, Any]:
+    def _functions_brought(self, graph: Any, sizes: _FreeSizes | None) -> dict[str, Any]:
         """Add the functions that attributes name to the library of a graph, and return the attributes.
 
-        The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own.
+        The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own,
+        in which free dimensions have ``sizes`` where those are known.
         """
         for function in filter(None, (*self._functions.values(), *self._rivals)):
             graphs.add_function(graph, function)
@@ -176,41 +180,74 @@ class Template:
             for named in functions_in(found[key]):
                 function = self._functions[named.name]
                 if function is not None:
-                    named.name = _copied_function(function, graph).name
+                    named.name = _copied_function(function, graph, sizes).name
+            if sizes is not None:
+                for shape in found[key].list.shape:
+                    shape.CopyFrom(sizes.fill(tf.TensorShape(shape)).as_proto())
         return found
 
-    def _set_shape(self, output: tf.Tensor, shape: tf.TensorShape, inputs: Sequence[Any]) -> None:
-        """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
-        if output.shape.is_fully_defined():
-            return
-        sizes = list(shape)
-        if _batch_size.get() is not None and self.type in _SHAPES_UNKNOWN and sizes.count(None) == 1:
-            sizes[sizes.index(None)] = self._free_size(sizes, inputs) or _batch_size.get()
-        if sizes != (None if output.shape.rank is None else list(output.shape)):
-            output.set_shape(sizes)
+    def _free_sizes(self, inputs: Sequence[Any]) -> _FreeSizes | None:
+        """Return the sizes of free dimensions in a copy of a loop or a branch, or of a list that one fills.
 
-    def _free_size(self, sizes: Sequence[int | None], inputs: Sequence[Any]) -> int | None:
-        """Return what a free dimension is in what a loop or branch is given of that shape; None if that is not known.
-
-        It may be the batch times something else: the sequences of all nodes of a graph. A list has the elements that
-        the loop makes beside it.
+        None for other operations, and where ``free_dimension_is`` has told no batch.
         """
-        shape = list(sizes[1:] if self.type == "TensorListStack" else sizes)
-        if None not in shape:
+        batch_size = _batch_size.get()
+        if batch_size is None or self.type not in _SHAPES_UNKNOWN:
             return None
-        given = [*inputs, *(each for tensor in inputs if tensor.dtype == tf.variant for each in tensor.op.outputs)]
-        known = [each.shape.as_list() for each in given if each.shape.is_fully_defined()]
-        place = shape.index(None)
-        found = {each[place] for each in known if len(each) == len(shape) and _is_like(each, shape)}
-        return found.pop() if len(found) == 1 else None
+        here = [each.shape for each in _given_to(self.type, inputs)]
+        return _FreeSizes(batch_size, zip(self._given, here, strict=False))
 
 
-def _is_like(known: Sequence[int], sizes: Sequence[int | None]) -> bool:
-    return all(size in (None, each) for each, size in zip(known, sizes, strict=True))
+def _given_to(op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return what a loop or a branch is given; a list that a loop fills is stacked as the loop made it."""
+    return inputs[0].op.inputs if op_type == "TensorListStack" else inputs
 
 
-def _copied_function(function: Any, graph: Any) -> Any:
-    """Add a copy of a function, under a name of its own, and of those that it calls, to the library of a graph."""
+def _set_shape(output: tf.Tensor, shape: tf.TensorShape, sizes: _FreeSizes | None) -> None:
+    """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
+    if output.shape.is_fully_defined():
+        return
+    if sizes is not None:
+        shape = sizes.fill(shape)
+    if output.shape.rank is None or list(shape) != list(output.shape):
+        output.set_shape(shape)
+
+
+class _FreeSizes:
+    """What the free dimension in the shapes of a loop or a branch is: the batch, or the batch times something else.
+
+    The latter (the sequences of all nodes of a graph) is seen in what the loop is given: in tensors of the same shape,
+    else in all of them.
+    """
+
+    def __init__(self, batch_size: int, given: Iterable[tuple[tf.TensorShape, tf.TensorShape]]) -> None:
+        """Take the shapes of what the loop is given, with free dimensions and without."""
+        self._batch_size = batch_size
+        self._found: dict[tuple[int | None, ...], set[int]] = {}
+        for shape, here in given:
+            if _has_one_free(shape) and here.is_fully_defined():
+                sizes = tuple(shape)
+                self._found.setdefault(sizes, set()).add(here[sizes.index(None)])
+
+    def fill(self, shape: tf.TensorShape) -> tf.TensorShape:
+        """Return a shape with its free dimension known, if it has just one."""
+        if not _has_one_free(shape):
+            return shape
+        sizes = list(shape)
+        found = self._found.get(tuple(sizes)) or set().union(*self._found.values())
+        sizes[sizes.index(None)] = next(iter(found)) if len(found) == 1 else self._batch_size
+        return tf.TensorShape(sizes)
+
+
+def _has_one_free(shape: tf.TensorShape) -> bool:
+    return shape.rank is not None and list(shape).count(None) == 1
+
+
+def _copied_function(function: Any, graph: Any, sizes: _FreeSizes | None) -> Any:
+    """Add a copy of a function, under a name of its own, and of those that it calls, to the library of a graph.
+
+    Free dimensions in it have ``sizes`` where those are known.
+    """
     definition = copy.deepcopy(graphs.definition_of(function))
     called = []
     for node in definition.node_def:
@@ -219,28 +256,34 @@ def _copied_function(function: Any, graph: Any) -> Any:
                 inner = library_function(function.graph, named.name)
                 # What is one of several implementations is found by its name.
                 if inner is not None and not implements(inner):
-                    called.append(_copied_function(inner, graph))
+                    called.append(_copied_function(inner, graph, sizes))
                     named.name = called[-1].name
     definition.signature.name = f"{definition.signature.name}_{graphs.unique_number()}"
-    _note_shapes(definition, function.graph)
+    _note_shapes(definition, function.graph, sizes)
     return graphs.add_function_definition(graph, definition, function, called)
 
 
-def _note_shapes(definition: Any, graph: Any) -> None:
+def _note_shapes(definition: Any, graph: Any, sizes: _FreeSizes | None) -> None:
     """Note in a function's definition the shapes that its graph knows, also of variables that it is given.
 
     Not all of them can be inferred anew, and the gradient of a loop is made by what is known in the graph that
     TensorFlow makes of the definition.
     """
-    for argument, tensor in zip(definition.signature.input_arg, graph.inputs, strict=False):
+    for place, (argument, tensor) in enumerate(zip(definition.signature.input_arg, graph.inputs, strict=False)):
         handle = graphs.get_handle_data(tensor) if tensor.dtype == tf.resource else None
         if handle is not None and handle.is_set and not argument.handle_data:
             argument.handle_data.add(dtype=handle.shape_and_type[0].dtype, shape=handle.shape_and_type[0].shape)
+        if sizes is not None and _has_one_free(tensor.shape):
+            _note(definition.arg_attr[place].attr, [sizes.fill(tensor.shape)])
     for node in definition.node_def:
-        shapes = [tensor.shape.as_proto() for tensor in graph.get_operation_by_name(node.name).outputs]
+        shapes = [tensor.shape for tensor in graph.get_operation_by_name(node.name).outputs]
         if shapes:
-            noted = AttrValue.ListValue(shape=shapes)
-            node.attr[graphs.KNOWN_SHAPES].CopyFrom(AttrValue(list=noted))
+            _note(node.attr, shapes if sizes is None else map(sizes.fill, shapes))
+
+
+def _note(attributes: Any, shapes: Iterable[tf.TensorShape]) -> None:
+    known = AttrValue.ListValue(shape=[shape.as_proto() for shape in shapes])
+    attributes[graphs.KNOWN_SHAPES].CopyFrom(AttrValue(list=known))
 
 
 def functions_in(value: Any) -> Sequence[Any]:
