@@ -40,6 +40,8 @@ def shape(parts: Sequence[LayerRow | Block]) -> list[object]:
         # Numbers that tell layers of one kind apart are no blocks, and a block of one layer is that layer.
         ("conv2d_1 conv2d_2 dense_3", ["conv2d_1", "conv2d_2", "dense_3"]),
         ("conv1_conv dense", ["conv1_conv", "dense"]),
+        ("stage1.unit2.a stage1.unit2.b", [("stage1.unit2", ["stage1.unit2.a", "stage1.unit2.b"])]),
+        ("conv2d_3/a conv2d_3/a#2", [("conv2d_3", ["conv2d_3/a", "conv2d_3/a#2"])]),
     ],
 )
 def test_blocks_by_name(labels: str, expected: list[object] | None) -> None:

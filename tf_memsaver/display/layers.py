@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tf_memsaver.display.folding import block_names
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.plan.plan import Plan
 
@@ -84,31 +84,14 @@ def blocks(rows: Sequence[LayerRow]) -> tuple[LayerRow | Block, ...]:
     return tuple(part for is_loose, run in loose for part in (_by_segment(list(run)) if is_loose else run))
 
 
-_NUMBERED = re.compile(r"((?:[A-Za-z]+_)*?[A-Za-z]+_?\d+[a-z]?)_(?=.*[A-Za-z])")
-"""The part of a layer's name that says its block, as in ``block_1_expand`` or ``conv2_block1_1_bn``."""
-
-
-def _name_parts(label: str) -> tuple[str, ...]:
-    """Return the names of the blocks around a layer, the outermost first."""
-    *around, own = label.split("/")
-    found = ["/".join(around[: depth + 1]) for depth in range(len(around))]
-    prefix = "".join(f"{part}/" for part in around)
-    rest, start = own, 0
-    while match := _NUMBERED.match(rest):
-        found.append(f"{prefix}{own[: start + match.end(1)]}")
-        start += match.end()
-        rest = own[start:]
-    return tuple(found)
-
-
 def _blocks(rows: Sequence[LayerRow], around: tuple[str, ...]) -> tuple[LayerRow | Block, ...]:
     depth, made = len(around), list[LayerRow | Block]()
 
-    def block_of(row: LayerRow) -> str:
-        parts = _name_parts(row.label)
+    def block_at_depth(row: LayerRow) -> str:
+        parts = block_names(row.label)
         return parts[depth] if len(parts) > depth else ""
 
-    for name, run in itertools.groupby(rows, key=block_of):
+    for name, run in itertools.groupby(rows, key=block_at_depth):
         inside = list(run)
         if not name or len(inside) == 1:
             made.extend(inside)
