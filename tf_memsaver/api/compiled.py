@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -222,17 +223,25 @@ def _by_name(plans: Plans, free: Request, budget: int | None, compiled: Compiled
     try:
         first = plan_for(budget)
     except InfeasibleBudgetError as expected:
-        if not expected.least_bytes:
-            raise
-        # The compiler may find that it takes less than is expected.
-        try:
-            first = plan_for(expected.least_bytes)
-        except InfeasibleBudgetError:
-            raise expected from None
-        if compiled(first) > budget:
-            raise InfeasibleBudgetError(budget, compiled(first)) from None
-        return first, compiled(first)
+        plan = _least(plan_for, expected)
+        if compiled(plan) > budget:
+            raise InfeasibleBudgetError(budget, compiled(plan)) from None
+        return plan, compiled(plan)
     return plan_that_keeps(first, plan_for, compiled)
+
+
+def _least(plan_for: Callable[[int], Plan], expected: InfeasibleBudgetError) -> Plan:
+    """Return the plan of the least memory that a planner expects: the compiler may find that it takes less.
+
+    Raises:
+      InfeasibleBudgetError: ``expected``, if the planner has no such plan.
+    """
+    if not expected.least_bytes:
+        raise expected
+    try:
+        return plan_for(expected.least_bytes)
+    except InfeasibleBudgetError:
+        raise expected from None
 
 
 def _advice(plan: Plan) -> str:

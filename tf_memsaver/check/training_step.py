@@ -124,8 +124,8 @@ class TrainingStep(RunnableStep):
         self.weights = [v for v in model.trainable_variables if is_trained(v)]
         if any(map(has_replicas, self.weights)):
             raise UnsupportedModelError(
-                f"model '{model.name}' was made under a tf.distribute strategy, but verify, and measure with "
-                "isolate=False, run steps on one device. To check its plan, make the model without the strategy."
+                f"model '{model.name}' was made under a tf.distribute strategy, but steps that are checked in "
+                "this process run on one device. To check its plan, make the model without the strategy."
             )
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.weights)
