@@ -15,6 +15,7 @@ from keras import layers
 import tf_memsaver
 from tests.tensorflow.plans import optimized_one_by_one
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
+from tf_memsaver.ir.graph import Phase
 from tf_memsaver.program.signature import note_inputs
 from tools.shared.models import own_call
 from tools.shared.models.small import register
@@ -436,6 +437,37 @@ def test_networks_inside_are_opened() -> None:
     assert not found[inside[networks[1]][-1]] and "result of a network" in found[inside[networks[2]][-1]]
     keras.utils.set_random_seed(0)
     assert_trains_alike(model, optimized_one_by_one(model), modes=("graph", "eager"), free_batch=True)
+
+
+class Headed(keras.Model):
+    """Ends in a network whose last layer has an activation, as classifiers do."""
+
+    def __init__(self, classes: int, activation: str) -> None:
+        super().__init__()
+        self.body = layers.Dense(64, "tanh")
+        outputs = layers.Dense(classes, activation=activation)
+        self.head = keras.Sequential([layers.Dense(64, "relu"), layers.Dropout(0.2, seed=1), outputs])
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.head(self.body(x), training=training)
+
+
+@pytest.mark.parametrize(
+    ("classes", "activation", "loss"),
+    [(1, "sigmoid", "binary_crossentropy"), (3, "softmax", "sparse_categorical_crossentropy")],
+)
+def test_a_network_inside_that_ends_in_an_activation(classes: int, activation: str, loss: str) -> None:
+    # Keras's crossentropies read what the activation is made of, which passes through the end of the network.
+    keras.utils.set_random_seed(0)
+    model = Headed(classes, activation)
+    model.compile("sgd", loss, jit_compile=False)
+    note_inputs(model, tf.TensorSpec((None, 8)))
+    graph = tf_memsaver.capture_graph(model, batch_size=64, granularity="layer")
+    units = {graph.units[op.unit].kind for op in graph.ops if op.phase is Phase.BACKWARD and op.unit is not None}
+    assert {"Dense", "Dropout"} <= units
+    optimized = tf_memsaver.optimize(model, batch_size=64, granularity="layer", strategy="recompute_all")
+    assert optimized.memsaver_plan.recomputed
+    assert_trains_alike(model, optimized, modes=("graph", "eager"), free_batch=True)
 
 
 def test_networks_inside_take_less_memory_and_fit_alike() -> None:

@@ -126,12 +126,13 @@ class _Tracer:
             floats = [t for t in made if isinstance(t, tf.Tensor) and has_gradients(t.dtype)]
             # What a call hands on as it is, as the way into a network does, gets its gradient where it was made.
             ends = [t for t in floats if id(t) not in known_tensors]
-            known_tensors.update(map(id, floats))
             for slot, tensor in zip(call.outputs, made, strict=True):
                 complete_shape(tensor, self._sequence.shapes.get(slot), self._step)
                 self._slots[slot] = tensor
                 self._needs_gradient[slot] = (bool(differentiable) or trains) and any(tensor is t for t in floats)
-            ends = [*ends, *(t for end in ends for t in self._source.seen_through(end)), *added]
+            ends += [t for end in ends for t in self._source.seen_through(end)]
+            known_tensors.update(map(id, (*floats, *ends)))
+            ends += added
             tapes.append((tape, ends if differentiable or trains else [], differentiable))
             self._step.boundary.append([*made, *added])
             self._mark(Phase.FORWARD, unit)
