@@ -369,3 +369,26 @@ def test_an_embedding_that_is_looked_up_again_is_planned_by_layers(shared: bool)
     plan = tf_memsaver.search_plan(model, batch_size=2, inputs=tf.TensorSpec((None, LENGTH), tf.int32))
     assert bool(plan.opened) is not shared
     assert ("looks up one embedding several times" in plan.note) is shared
+
+
+class Neighbours(layers.Layer):
+    """Passes messages along a ring, as graph networks do: it looks up rows of what it is given, not of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = layers.Dense(2 * WIDTH, activation="gelu"), layers.Dense(WIDTH)
+
+    def call(self, x: Any) -> Any:
+        arriving = tf.gather(x, [(place + 1) % LENGTH for place in range(LENGTH)], axis=1)
+        return x + self.narrow(self.wide(arriving))
+
+
+def test_rows_of_activations_are_looked_up_in_plans_by_operations() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((LENGTH, WIDTH))
+    passing = Neighbours()
+    model = keras.Model(inputs, layers.Dense(3)(passing(passing(inputs))))
+    model.compile("adam", "mse", jit_compile=False)
+    optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
+    assert optimized.memsaver_plan.opened and not optimized.memsaver_plan.note
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)

@@ -73,7 +73,7 @@ class BlockCalls(ModelFunction):
         layers = list(_with_all_below(model_call))
         number_of = numbers_in(self._graph, layers, self.scope)
         owners = [layers[number_of(call.label) or 0] for call in calls]
-        self.looks_up_again = _looks_up_again(calls, owners)
+        self.looks_up_again = _looks_up_again(calls, owners, resident)
         paths = {OWN_CALL, *(layer.path for layer in layers)}
         # A model that comes from a file may have other names: what pays there is what paid for its plan.
         if self._wanted is None or not paths.issuperset(self._wanted):
@@ -93,15 +93,15 @@ class BlockCalls(ModelFunction):
         return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
 
 
-def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer]) -> bool:
-    """Whether several calls of one layer look rows up in a table of floats, as those of a shared embedding do.
+def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> bool:
+    """Whether several calls of one layer look rows up in a weight, as those of a shared embedding do.
 
     TensorFlow adds the parts of such a sparse gradient in the order in which they come.
     """
     looking = {
         id(owner): owner.layer
         for call, owner in zip(calls, owners, strict=True)
-        if call.operation.type == "GatherV2" and call.operation.dtypes[0].is_floating
+        if call.operation.type == "GatherV2" and call.operation.dtypes[0].is_floating and call.inputs[0] in resident
     }
     return any(count > 1 for count in Counter(map(id, looking.values())).values())
 
