@@ -21,13 +21,22 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_PLAIN = "_memsaver_plain"
+"""The attribute of a train function that stands in for a model's own one, which it holds."""
+
+
+def _own_train_function(model: Any) -> Any:
+    """Return the train function that a model has of its own, also if a ``fit`` was interrupted."""
+    return getattr(model.train_function, _PLAIN, model.train_function)
+
+
 class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
     """Trains the model of a ``fit`` in less memory, for scripts where you can only change the call of ``fit``.
 
     It plans before the first step, as ``tf_memsaver.optimize`` does. The steps of this ``fit`` run by the plan, with
     the same results. The model itself does not change: a later ``fit`` without the callback is plain. The exception is
-    a ``fit`` that was interrupted: the model then trains by the plan, with the same results, until a ``fit`` with this
-    callback ends, or until you call ``model.make_train_function(force=True)``.
+    a ``fit`` that was interrupted: the model then trains by the plan, with the same results, until a ``fit`` with such
+    a callback ends, or until you call ``model.make_train_function(force=True)``.
 
     The attribute ``plan`` is the plan (a ``Plan``), from the start of training on; before, it is None.
 
@@ -41,8 +50,6 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
         """Take the options of ``optimize``. Give ``data`` or ``batch_size``: a callback cannot see them."""
         super().__init__()
         self._options = options
-        self._plain: Any = None
-        self._ours: Any = None
         self.plan: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -55,14 +62,12 @@ class Optimize(keras.callbacks.Callback):  # type: ignore[misc]
         share_compiled_parts(self.model, optimized)
         optimized.make_train_function()
         self.plan = optimized.memsaver_plan
-        if self.model.train_function is not self._ours:  # An interrupted fit leaves ours there.
-            self._plain = self.model.train_function
-        self.model.train_function = self._ours = optimized.train_function
+        setattr(optimized.train_function, _PLAIN, _own_train_function(self.model))
+        self.model.train_function = optimized.train_function
 
     def on_train_end(self, logs: Any = None) -> None:
         """Restore the model's own train function."""
-        self.model.train_function = self._plain
-        self._plain = self._ours = None
+        self.model.train_function = _own_train_function(self.model)
 
 
 class MemoryMonitor(StepWatch):

@@ -73,12 +73,13 @@ class Stop(keras.callbacks.Callback):  # type: ignore[misc]
         raise KeyboardInterrupt
 
 
-def test_a_fit_that_was_interrupted_is_forgotten_when_the_next_one_has_ended() -> None:
+@pytest.mark.parametrize("new", [False, True], ids=["the_same_callback", "a_new_callback"])
+def test_a_fit_that_was_interrupted_is_forgotten_when_the_next_one_has_ended(new: bool) -> None:
     model, callback = classifier(), Optimize(batch_size=1024, strategy="min_peak")
     with pytest.raises(KeyboardInterrupt):
         trained(model, callback, Stop())
     by_plan = model.train_function
-    trained(model, callback, epochs=1)
+    trained(model, Optimize(batch_size=1024, strategy="min_peak") if new else callback, epochs=1)
     assert model.train_function is not by_plan
     plain = model.train_function
     trained(model, epochs=1)
@@ -90,7 +91,7 @@ def test_what_an_interrupted_fit_left_is_not_given_to_another_compile_or_model()
     model, other = classifier(), classifier()
     with pytest.raises(KeyboardInterrupt):
         trained(model, callback, Stop())
-    first = callback._plain
+    first = vars(model.train_function)["_memsaver_plain"]
     model.compile(keras.optimizers.SGD(1e-4), model.loss, jit_compile=False)
     trained(model, callback, epochs=1)
     assert model.train_function is not first
