@@ -459,6 +459,17 @@ def test_fit(how: dict[str, Any]) -> None:
     assert not differing(plain, _fit(optimized, x, y, **how))
 
 
+def test_how_steps_run_may_be_set_after_compile() -> None:
+    model = models.residual_net(blocks=2)
+    model.compile("sgd", "mse")
+    model.jit_compile, model.run_eagerly, model.steps_per_execution = False, True, 2
+    optimized = optimized_between_cuts(model)
+    for each in (optimized, tf_memsaver.strip(optimized)):
+        assert not each.jit_compile and each.run_eagerly and each.steps_per_execution == 2
+    model.jit_compile, model.run_eagerly = True, False
+    assert optimized_between_cuts(model).jit_compile
+
+
 def test_fit_under_xla() -> None:
     model = models.residual_net(blocks=2)
     optimized = optimized_between_cuts(model)

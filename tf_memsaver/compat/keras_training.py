@@ -86,6 +86,12 @@ def compile_arguments(model: Any) -> dict[str, Any] | None:
     return {**arguments, "optimizer": model.optimizer, "auto_scale_loss": False}
 
 
+def share_run_options(model: Any, other: Any) -> None:
+    """Let ``fit`` run the steps of another model as those of ``model``: its options may be set after ``compile``."""
+    for name in ("jit_compile", "run_eagerly", "steps_per_execution"):
+        setattr(other, name, getattr(model, name))
+
+
 def compile_scope(model: Any) -> contextlib.AbstractContextManager[Any]:
     """Return the scope in which a model was compiled: its tracker of the loss has a variable for each replica, or one.
 

@@ -350,4 +350,5 @@ def _compiled_like(model: Any, made: Any) -> Any:
             )
         with keras_training.compile_scope(model):
             keras.Model.compile(made, **arguments)
+        keras_training.share_run_options(model, made)
     return made
