@@ -29,7 +29,7 @@ def gradients_of(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients
       arrived: the terms of the gradients of its outputs, by output; none for those that the loss does not depend on.
       shared: what the segments of the same forward pass share.
     """
-    if tf.executing_eagerly():
+    if first.is_eager:
         return _once_only(replay_eagerly(first, arrived, shared.parity), first, arrived)
     gates, parity = shared.gates, shared.parity
     # What reads the outputs is known by now.

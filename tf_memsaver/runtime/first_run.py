@@ -34,6 +34,7 @@ class FirstRun:
       term_by_term: by output, whether terms of its gradient arrive one by one: the function itself reads it, too.
       held: the other tensors that a replay must be given again.
       ungated: the places of those that it reads as they are.
+      is_eager: whether it ran outside a graph. Its gradient may be taken inside one all the same (``tape.jacobian``).
       operations: what the run added to its graph, if there is one.
       read: what the gate of the replay must depend on, for equal bits.
       needed: the outputs that the plain step needs until the backward pass, and this one does not.
@@ -49,6 +50,7 @@ class FirstRun:
     term_by_term: list[bool] = field(default_factory=list)
     held: list[tf.Tensor] = field(default_factory=list)
     ungated: frozenset[int] = frozenset()
+    is_eager: bool = False
     operations: tuple[tf.Operation, ...] = ()
     read: tuple[tf.Tensor, ...] = ()
     needed: tuple[tf.Tensor, ...] = ()
@@ -88,6 +90,7 @@ class FirstRun:
             for place, tensor in enumerate(self.inputs)
         ]
         if tf.executing_eagerly():
+            self.is_eager = True
             self.outputs = self.function.first_run(self.inputs, self.weights)
             self.held = self.function.held()
             self.counts = [_EAGER_TERMS if each else 1 for each in others]
