@@ -318,3 +318,42 @@ def test_a_model_of_several_inputs_runs_its_plan_of_operations() -> None:
     specs = [tf.TensorSpec((None, 8))] * 2
     step = _under_a_tape(optimized, training=True)
     assert Counted(lambda *x: step(list(x)), *specs).segments
+
+
+@pytest.mark.parametrize("granularity", ["layer", "op"])
+@pytest.mark.parametrize("weighted", ["sample_weight", "class_weight"])
+def test_weighted_crossentropies_with_a_smaller_last_batch(weighted: str, granularity: str) -> None:
+    # The gradient of a weighted crossentropy has another symbol for its batch than the products of an exact gelu.
+    generator = np.random.default_rng(0)
+    x, y = generator.standard_normal((10, 16)).astype(np.float32), generator.integers(0, 3, 10)
+    weights: Any = generator.random(10).astype(np.float32) if weighted == "sample_weight" else {0: 0.7, 1: 1.3, 2: 2.1}
+    found = []
+    for optimize in (False, True):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((16,))
+        hidden = layers.Dense(32, "gelu")(layers.Dense(32, "gelu")(inputs))
+        model: Any = keras.Model(inputs, layers.Dense(3, "softmax")(hidden))
+        model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+        if optimize:
+            model = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all", granularity=granularity)
+        history = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, **{weighted: weights}).history
+        found.append((history, [weight.tobytes() for weight in model.get_weights()]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["jacobian", "batch_jacobian"])
+def test_jacobians_of_a_call_outside_a_graph(kind: str) -> None:
+    # TensorFlow takes their gradients inside a graph.
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    hidden = layers.Dropout(0.2, seed=1)(layers.Dense(8, "gelu")(layers.Dense(8, "tanh")(inputs)))
+    model = keras.Model(inputs, layers.Dense(3)(hidden))
+    model.compile("sgd", "mse")
+    optimized = tf_memsaver.optimize(model, batch_size=6, strategy="recompute_all", granularity="layer")
+    x, found = tf.constant(np.random.default_rng(0).standard_normal((6, 4)), tf.float32), []
+    for each in (model, optimized):
+        with kept_state(model), tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = each(x, training=True)
+        found.append(getattr(tape, kind)(y, x if kind == "batch_jacobian" else model.trainable_variables[0].value))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-7)

@@ -14,6 +14,7 @@ from tf_memsaver.compat.tapes import record_operation, stop_recording
 from tf_memsaver.parity.gates import Gates, after, is_of_shapes
 from tf_memsaver.parity.grappler import (
     ADDITIONS,
+    CROSSENTROPIES,
     ELEMENT_BY_ELEMENT,
     KEPT_IDENTITY,
     KERNEL_GRADIENTS,
@@ -140,7 +141,7 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
         unknown = [each for each in sources if id(each) not in own]
         # A sum tells graph optimisation that the sizes of its terms are equal: one that is known is enough.
         decides = tensor.op.type != "AddN"
-        if is_later and makes_symbols(tensor.op):
+        if is_later and (makes_symbols(tensor.op) or _is_losses(tensor)):
             own[id(tensor)] = True
         elif any(own.get(id(each)) is decides for each in sources):
             own[id(tensor)] = decides
@@ -154,12 +155,23 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
 
 
 def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-    """Return what a tensor has its sizes from; for what is given a shape that is nothing, but for a ``Reshape``."""
+    """Return what a tensor has its sizes from; for what is given a shape that is nothing, but for a ``Reshape``.
+
+    That has them from its input, which it may hand on as it is, and from what is to have the same shape.
+    """
     operation = tensor.op
     if operation.type == "IdentityN":
         return (operation.inputs[tensor.value_index],)
-    given = operation.type != "Reshape" and any(map(is_of_shapes, operation.inputs))
-    return () if given else tuple(operation.inputs)
+    if operation.type in CROSSENTROPIES:
+        return (operation.inputs[0],)
+    if operation.type == "Reshape":
+        alike = operation.inputs[1].op
+        return (operation.inputs[0], *(alike.inputs if alike.type == "Shape" else ()))
+    return () if any(map(is_of_shapes, operation.inputs)) else tuple(operation.inputs)
+
+
+def _is_losses(tensor: tf.Tensor) -> bool:
+    return tensor.op.type in CROSSENTROPIES and tensor.value_index == 0
 
 
 def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:

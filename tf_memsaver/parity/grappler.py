@@ -199,6 +199,13 @@ OF_SIZES_OF_THEIR_OWN = frozenset({"BatchToSpaceND", "SpaceToBatchND"})
 They are around a dilated convolution, so that its gradient has a symbol of its own (``core/ops/array_ops.cc``).
 """
 
+CROSSENTROPIES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
+"""Operations whose first result, the losses, has another symbol for the batch than the logits: it has the labels' size.
+
+The second, the gradient of the logits, has that of the logits. A gradient of both, as where losses are weighted, has a
+symbol of its own, unless it is the same for all losses (seen in graphs of ten losses, TensorFlow 2.21).
+"""
+
 # Control inputs: what may be told to wait -----------------------------------------------------------------------------
 
 BIAS_GRADIENT, MERGED_WITH_BIAS_GRADIENT = "BiasAddGrad", "Conv2DBackpropFilter"
