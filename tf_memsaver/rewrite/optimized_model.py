@@ -102,7 +102,8 @@ class OptimizedModel:
             object.__setattr__(self, "_memsaver_trained", _trained(self))
             logging.warning(
                 "layers of model '%s' were frozen or unfrozen since it was planned. It trains by that plan, but its "
-                "peak is not what was predicted, and may exceed a budget. Optimize it again after compile(): "
+                "peak is not what was predicted, and may exceed a budget; after a BatchNormalization was frozen, last "
+                "bits may differ from the plain model's. Optimize it again after compile(): "
                 "model = tf_memsaver.optimize(model, ...).",
                 self.name,  # type: ignore[attr-defined]
             )
