@@ -479,7 +479,11 @@ class _Builder:
         kind = self.random.choice(["softmax", "softmax", "logits", "logits", "one_hot", "sigmoid", "mse"])
         activation = {"softmax": "softmax", "one_hot": "softmax", "sigmoid": "sigmoid"}.get(kind)
         dtype = "float32" if self.random.random() < 0.6 else None
-        self._apply(layers.Dense(CLASSES, activation, dtype=dtype, name="head"))
+        head = layers.Dense(CLASSES, activation, dtype=dtype, name="head")
+        if self.random.random() < 0.3:
+            inner = [layers.Dense(WIDTH, self._activation()), layers.Dropout(0.2), layers.LayerNormalization()]
+            head = keras.Sequential([*inner[: self.random.randint(1, 3)], head], name="head_network")
+        self._apply(head)
         loss = {
             "softmax": lambda: keras.losses.SparseCategoricalCrossentropy(),
             "logits": lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
