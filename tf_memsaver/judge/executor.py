@@ -11,23 +11,25 @@ plays one step by given times.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.judge.allocator import AllocatorLedger
 from tf_memsaver.judge.rows import ScheduledOp
+from tf_memsaver.judge.walk import taken_over
 
 
 class Dependencies:
     """What each step of a schedule waits for, and what waits for it."""
 
-    def __init__(self, steps: Sequence[ScheduledOp], graph: Graph) -> None:
-        """Read them off, by data and by the ops' ``after``; the steps replay nothing."""
+    def __init__(self, steps: Sequence[ScheduledOp], graph: Graph, outlive: Iterable[int]) -> None:
+        """Read them off, by data and by the ops' ``after``; the steps replay nothing, and some buffers outlive them."""
         waits = _waits_by_data(steps)
         _add_waits_by_order(waits, steps, graph)
-        self.reads = Counter(buffer for step in steps for buffer in step.touches)
-        """How many steps touch each buffer."""
+        self.reads = Counter(itertools.chain(outlive, *(step.touches for step in steps)))
+        """How many steps touch each buffer; for those that outlive the steps, one more."""
         self.waits = [len(before) for before in waits]
         """How many steps each step waits for."""
         self.waiting: list[list[int]] = [[] for _ in steps]
@@ -59,14 +61,13 @@ class _Threads:
         nbytes: Sequence[int],
         dependencies: Dependencies,
         seconds: Sequence[float],
-        outlive: frozenset[int],
         ledger: AllocatorLedger,
         threads: int,
     ) -> None:
         self._steps, self._nbytes, self._seconds = steps, nbytes, seconds
         self._waits, self._reads = list(dependencies.waits), dict(dependencies.reads)
         self._waiting = dependencies.waiting
-        self._outlive, self._ledger = outlive, ledger
+        self._ledger = ledger
         self._alive: set[int] = set()
         self._own: list[deque[int]] = [deque() for _ in range(threads)]
         """What each thread runs next itself."""
@@ -81,15 +82,15 @@ class _Threads:
 
     def run(self, expensive: Sequence[bool]) -> None:
         """Run all steps."""
-        threads = range(len(self._running))
         self._start_next(0, 0.0)
         while self._ends:
             now, _, thread = heapq.heappop(self._ends)
             place = self._finish(thread)
             self._distribute(place, thread, expensive)
-            for each in (thread, *(t for t in threads if t != thread)):
-                if self._running[each] is None:
-                    self._start_next(each, now)
+            self._start_next(thread, now)
+            for other, running in enumerate(self._running):
+                if running is None:
+                    self._start_next(other, now)
 
     def _start_next(self, thread: int, now: float) -> None:
         """Start a step of the thread's own, or the oldest that another one has to give."""
@@ -103,16 +104,15 @@ class _Threads:
                 return
 
     def _start(self, thread: int, place: int, now: float) -> None:
-        step, nbytes, alive = self._steps[place], self._nbytes, self._alive
-        dying = [b for b in step.overwrites if self._reads[b] == 1 and b in alive and b not in self._outlive]
+        step, alive = self._steps[place], self._alive
+        dying = [b for b in step.overwrites if self._reads[b] == 1 and b in alive]
+        taken = taken_over(step.allocates, dying, self._nbytes) if dying else {}
         for buffer in step.allocates:
-            old = next((b for b in dying if nbytes[b] == nbytes[buffer]), None)
-            if old is None:
-                self._ledger.allocate(buffer)
+            if buffer in taken:
+                alive.discard(taken[buffer])
+                self._ledger.take_over(buffer, taken[buffer])
             else:
-                dying.remove(old)
-                alive.discard(old)
-                self._ledger.take_over(buffer, old)
+                self._ledger.allocate(buffer)
             alive.add(buffer)
         for buffer in step.copies:
             if self._reads[buffer] > 1:
@@ -132,7 +132,7 @@ class _Threads:
         reads, alive = self._reads, self._alive
         for buffer in self._steps[place].touches:
             reads[buffer] -= 1
-            if not reads[buffer] and buffer in alive and buffer not in self._outlive:
+            if not reads[buffer] and buffer in alive:
                 alive.discard(buffer)
                 self._ledger.free(buffer)
         return place
@@ -161,9 +161,8 @@ def run(
     dependencies: Dependencies,
     seconds: Sequence[float],
     expensive: Sequence[bool],
-    outlive: frozenset[int],
     ledger: AllocatorLedger,
     threads: int,
 ) -> None:
     """Play one step; ``ledger`` books every buffer when its op starts, and its end when the last reader is done."""
-    _Threads(steps, nbytes, dependencies, seconds, outlive, ledger, threads).run(expensive)
+    _Threads(steps, nbytes, dependencies, seconds, ledger, threads).run(expensive)

@@ -241,15 +241,15 @@ class Simulator:
         steps, nbytes = self._with_copies_of_variables(
             self._with_late_updates(self._scheduler.schedule(segments).steps)
         )
-        dependencies = executor.Dependencies(steps, self.graph)
+        dependencies = executor.Dependencies(steps, self.graph, self.prepared.outlive)
         seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
-        outlive, total = frozenset(self.prepared.outlive), 0
+        total = 0
         for play in range(plays):
-            generator, spread = random.Random(play), _SPREAD if play else 0.0
-            times = [each * generator.lognormvariate(0.0, spread) for each in seconds]
+            vary = random.Random(play).lognormvariate
+            times = [each * vary(0.0, _SPREAD) for each in seconds] if play else seconds
             ledger = AllocatorLedger(device, nbytes, self.prepared.resident_sizes, counts_small=self.counts_small)
-            executor.run(steps, nbytes, dependencies, times, expensive, outlive, ledger, device.threads)
+            executor.run(steps, nbytes, dependencies, times, expensive, ledger, device.threads)
             total += ledger.peak_bytes
         return total // plays
 
