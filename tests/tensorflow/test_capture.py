@@ -255,45 +255,6 @@ def test_models_that_are_not_captured(build: Any) -> None:
     assert len(str(caught.value)) > 40
 
 
-def _convolutions_in_a_loop() -> Any:
-    x = inputs = keras.Input((3, 12, 12, 2))
-    x = layers.TimeDistributed(layers.Conv2D(4, 3, padding="same"))(x)
-    x = layers.ConvLSTM2D(4, 3)(x)
-    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
-
-
-class SequenceOfEachNode(layers.Layer):
-    """Runs a recurrent layer over the sequences of all nodes of a graph at once: its batch is a multiple."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = layers.LSTM(16)
-
-    def call(self, x: Any) -> Any:
-        batch, nodes = keras.ops.shape(x)[0], x.shape[1]
-        y = self.lstm(keras.ops.reshape(x, (batch * nodes, *x.shape[2:])))
-        return keras.ops.reshape(y, (batch, nodes, 16))
-
-
-def _sequences_of_nodes() -> Any:
-    inputs = keras.Input((5, 6, 3))
-    return keras.Model(inputs, layers.Dense(2)(SequenceOfEachNode()(layers.Dense(4)(inputs))))
-
-
-@pytest.mark.parametrize("build", [_convolutions_in_a_loop, _sequences_of_nodes])
-def test_what_a_loop_keeps_and_takes_is_the_same_by_layers_and_by_operations(build: Any) -> None:
-    def loops(granularity: str) -> list[float]:
-        graph = capture_graph(build(), batch_size=16, granularity=granularity)
-        found = [op for op in graph.ops if op.type in ("StatelessWhile", "While")]
-        kept = (sum(graph.values[value].nbytes for value in op.outputs) for op in found)
-        return [float(nbytes) for nbytes in (*kept, *(op.workspace_bytes for op in found))]
-
-    by_layers = loops("layer")
-    assert len(by_layers) == 4 and min(by_layers) > 10_000
-    # Apart from counters, which are constants in the one and not in the other.
-    assert loops("op") == pytest.approx(by_layers, rel=0.01)
-
-
 def test_nothing_to_train() -> None:
     model = models.chain()
     model.trainable = False
