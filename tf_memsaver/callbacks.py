@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_PLAIN = "_memsaver_plain"
+_PLAIN = "memsaver_plain"
 """The attribute of a train function that stands in for a model's own one, which it holds."""
 
 

@@ -91,7 +91,7 @@ def test_what_an_interrupted_fit_left_is_not_given_to_another_compile_or_model()
     model, other = classifier(), classifier()
     with pytest.raises(KeyboardInterrupt):
         trained(model, callback, Stop())
-    first = vars(model.train_function)["_memsaver_plain"]
+    first = vars(model.train_function)["memsaver_plain"]
     model.compile(keras.optimizers.SGD(1e-4), model.loss, jit_compile=False)
     trained(model, callback, epochs=1)
     assert model.train_function is not first
