@@ -140,6 +140,41 @@ def _sequences_of_nodes() -> Any:
     return keras.Model(inputs, layers.Dense(2)(SequenceOfEachNode()(layers.Dense(4)(inputs))))
 
 
+class SequencesBesideTheirGraph(layers.Layer):
+    """Runs a loop over the sequences of all nodes, and over one state for each graph: two free sizes."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
+
+    def call(self, x: Any) -> Any:
+        nodes, width = x.shape[1], x.shape[-1]
+        sequences = tf.reshape(x, (-1, x.shape[2], width))
+        states, graphs = sequences[:, 0], tf.reduce_mean(x, (1, 2))[:, :3]
+        made = tf.TensorArray(x.dtype, x.shape[2], element_shape=states.shape)
+
+        def step(at: Any, states: Any, graphs: Any, made: Any) -> Any:
+            states = tf.tanh(tf.matmul(states, self.kernel) + sequences[:, at])
+            return at + 1, states, tf.tanh(graphs), made.write(at, states)
+
+        loop = tf.while_loop(lambda at, *_: at < x.shape[2], step, (0, states, graphs, made), maximum_iterations=6)
+        stacked = tf.transpose(loop[3].stack(), (1, 0, 2))
+        return tf.reshape(stacked, (-1, nodes, x.shape[2], width)) * tf.reduce_sum(loop[2])
+
+
+def _two_free_sizes() -> Any:
+    inputs = keras.Input((5, 6, 3))
+    x = SequencesBesideTheirGraph()(layers.Dense(16)(inputs))
+    return keras.Model(inputs, layers.Dense(2)(x))
+
+
+def test_a_list_that_a_loop_of_two_free_sizes_fills_has_that_of_its_elements() -> None:
+    def stacked(granularity: str) -> list[int]:
+        graph = capture_graph(_two_free_sizes(), batch_size=16, granularity=granularity)
+        return [graph.values[op.outputs[0]].nbytes for op in graph.ops if op.type == "TensorListStack"]
+
+    assert stacked("op") == stacked("layer") != []
+
+
 @pytest.mark.parametrize("build", [_convolutions_in_a_loop, _sequences_of_nodes])
 def test_what_a_loop_keeps_and_takes_is_the_same_by_layers_and_by_operations(build: Any) -> None:
     def loops(granularity: str) -> list[float]:

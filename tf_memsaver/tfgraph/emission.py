@@ -217,7 +217,7 @@ class _FreeSizes:
     """What the free dimension in the shapes of a loop or a branch is: the batch, or the batch times something else.
 
     The latter (the sequences of all nodes of a graph) is seen in what the loop is given: in tensors of the same shape,
-    else in all of them.
+    or of that of the elements of a list, else in all of them.
     """
 
     def __init__(self, batch_size: int, given: Iterable[tuple[tf.TensorShape, tf.TensorShape]]) -> None:
@@ -234,7 +234,8 @@ class _FreeSizes:
         if not _has_one_free(shape):
             return shape
         sizes = list(shape)
-        found = self._found.get(tuple(sizes)) or set().union(*self._found.values())
+        alike = self._found.get(tuple(sizes)) or self._found.get(tuple(sizes[1:]))
+        found = alike or set().union(*self._found.values())
         sizes[sizes.index(None)] = next(iter(found)) if len(found) == 1 else self._batch_size
         return tf.TensorShape(sizes)
 
