@@ -22,8 +22,8 @@ def with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Seq
     that nobody asks for.
     """
     with stop_recording():
-        if not all(map(tf.is_symbolic_tensor, outputs)):
-            # Of an eager run, whose gradient may be taken inside a graph.
+        # A graph may take the gradient of an eager run, too.
+        if tf.executing_eagerly() or not all(map(tf.is_symbolic_tensor, outputs)):
             passed = [tf.identity(tensor) for tensor in outputs]
         else:
             # Read by SavedModels, and by the gradients of a function's graph.
