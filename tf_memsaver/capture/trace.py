@@ -124,7 +124,8 @@ class _Tracer:
             notes.note(unit, read)
             trains = any(id(v) in self._trained for v in read)
             floats = [t for t in made if isinstance(t, tf.Tensor) and has_gradients(t.dtype)]
-            # What a call hands on as it is, as the way into a network does, gets its gradient where it was made.
+            # What a call hands on as it is, as the ways into a network and out of it do, gets its gradient where it was
+            # made.
             ends = [t for t in floats if id(t) not in known_tensors]
             for slot, tensor in zip(call.outputs, made, strict=True):
                 complete_shape(tensor, self._sequence.shapes.get(slot), self._step)

@@ -200,10 +200,10 @@ They are around a dilated convolution, so that its gradient has a symbol of its 
 """
 
 CROSSENTROPIES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
-"""Operations whose first result, the losses, has another symbol for the batch than the logits: it has the labels' size.
+"""Operations that make the losses, and their gradient for the logits.
 
-The second, the gradient of the logits, has that of the logits. A gradient of both, as where losses are weighted, has a
-symbol of its own, unless it is the same for all losses (seen in graphs of ten losses, TensorFlow 2.21).
+The batch of the losses has another symbol than that of the logits, which the gradient has. So what is made of both, as
+where losses are weighted, has a symbol of its own (seen in the graphs of 23 losses, TensorFlow 2.21).
 """
 
 # Control inputs: what may be told to wait -----------------------------------------------------------------------------
