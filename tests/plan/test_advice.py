@@ -69,6 +69,24 @@ def test_one_operation_at_the_peak() -> None:
     assert "peak is at one operation (Expand, forward of 'scratch_1')" in found
 
 
+def slices(count: int) -> Graph:
+    """Layers that each take a small part of one large tensor: the gradient of each part is as large as the whole."""
+    net = Net(scale=1 << 20)
+    whole = net.dense(net.input(1), 100)
+    total = net.dense(whole, 1)
+    for _ in range(count - 1):
+        total = net.add(total, net.dense(whole, 1))
+    return net.graph(total)
+
+
+def test_gradients_at_the_peak_are_named_with_the_layer_that_makes_them() -> None:
+    found = advised(slices(10), granularity="op")
+    assert "are gradients of intermediate results, which are needed whatever is recomputed" in found
+    assert "are 9 results of MatMulGrad" in found and "in the backward pass of 'dense_" in found
+    assert "a smaller batch" in found and "granularity" not in found
+    assert "gradients of intermediate" not in advised(deep(), max_overhead=0.0)
+
+
 def test_the_plain_step_is_what_was_asked_for() -> None:
     assert advised(deep(), strategy="plain").endswith("strategy='plain' asks for that")
 

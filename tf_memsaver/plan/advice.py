@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tf_memsaver.ir.graph import CODE, Graph, MemoryKind, Phase
+from tf_memsaver.judge.contents import Contents, contents
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.layers import is_by_layers, units_in_words
@@ -18,6 +19,9 @@ WORTH_WHILE = 0.03
 
 _SUM_OF_MANY = 3
 """How many terms a sum has whose order is part of the result, so that a segment holds all that makes them."""
+
+_AT_ONCE = 4
+"""So many gradients at once are more than one operation reads and makes."""
 
 _MOST = 0.5
 """The share of bytes from which on one operation or one layer is the reason."""
@@ -115,7 +119,7 @@ def _of_savings(simulator: Simulator, plan: Plan) -> str:
             f"{format_bytes(request.budget_bytes)}"
         )
     graph = simulator.graph
-    found = _reasons(graph, request, simulator.run(plan.segments), Estimate.from_graph(graph))
+    found = _reasons(graph, request, contents(simulator, plan.segments), Estimate.from_graph(graph))
     reasons, remedies = zip(*found, strict=True)
     tried = dict.fromkeys(remedy for remedy in remedies if remedy)
     what_next = f" Try {', or '.join(tried)}." if tried else ""
@@ -134,11 +138,15 @@ def _costs_more_than_it_saves(plan: Plan) -> bool:
     return is_free and plan.peak_bytes * (1 + plan.step_overhead) >= plan.plain_peak_bytes
 
 
-def _reasons(graph: Graph, request: Request, timeline: Timeline, estimate: Estimate) -> list[tuple[str, str]]:
+def _reasons(graph: Graph, request: Request, step: Contents, estimate: Estimate) -> list[tuple[str, str]]:
     """Return reasons, the most important first, each with what helps; at least one."""
-    found = list(_without_gradients(graph, request, timeline, estimate))
+    found = [*_without_gradients(graph, request, step.timeline, estimate), *_gradients_at_the_peak(graph, step)]
     if not found:
-        found = [*_at_the_peak(graph, timeline), *_in_few_layers(graph, request, estimate), *_by_the_request(request)]
+        found = [
+            *_at_the_peak(graph, step.timeline),
+            *_in_few_layers(graph, request, estimate),
+            *_by_the_request(request),
+        ]
     none = (
         f"the backward pass reads {format_bytes(estimate.activation_bytes)} of activations, and no other choice of "
         f"layers to recompute was found that needs less memory within the allowed time",
@@ -161,6 +169,29 @@ def _without_gradients(
             f"is taken through {len(others)} of {units}: they are frozen, or lie before all that is trained",
             "optimizing again once layers are unfrozen",
         )
+
+
+def _gradients_at_the_peak(graph: Graph, step: Contents) -> Iterator[tuple[str, str]]:
+    """Yield that results of the backward pass, which are no activations, take most of the peak's own bytes."""
+    timeline = step.timeline
+    maker = {value: op for op in graph.ops if op.phase is Phase.BACKWARD for value in op.outputs}
+    live = step.live_at(timeline.peak_at)
+    gradients = [each for each in live if graph.values[each.value].kind is MemoryKind.GRADIENT and each.value in maker]
+    total, own = sum(each.nbytes for each in gradients), timeline.peak_bytes - timeline.resident_bytes
+    if total < _MOST * own or len(gradients) < _AT_ONCE:
+        return
+    of_types = Counter[str]()
+    for each in gradients:
+        of_types[maker[each.value].type] += each.nbytes
+    most, its_bytes = of_types.most_common(1)[0]
+    its = [maker[each.value] for each in gradients if maker[each.value].type == most]
+    unit = its[0].unit
+    label = "" if unit is None else f" (the largest in the backward pass of '{graph.units[unit].label}')"
+    yield (
+        f"at the peak, {format_bytes(total)} of {format_bytes(own)} are gradients of intermediate results, which are "
+        f"needed whatever is recomputed: {format_bytes(its_bytes)} are {len(its)} results of {most}{label}",
+        "a smaller batch, or other layers there",
+    )
 
 
 def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:
