@@ -65,3 +65,10 @@ def source_of(tensor: Any) -> Any:
     while passes_on(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def made_as(tensor: Any) -> Any:
+    """Return what a tensor was when it was made: results of segments inside have been passed on since."""
+    while passes_on(tensor.op) or tensor.op.type == KEPT_IDENTITY:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
