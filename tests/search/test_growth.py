@@ -119,6 +119,21 @@ def test_bounds_of_too_many_labels_are_not_given(monkeypatch: pytest.MonkeyPatch
     assert of_one_level(problem, limit, 2 * best.replay_seconds, front=64) <= best.replay_seconds
 
 
+def test_labels_that_keep_more_whatever_is_still_needed_are_left_out():
+    numbers = np.random.default_rng(0)
+    nbytes = numbers.integers(1, 9, 5).astype(np.float64)
+    flags = np.unique(numbers.random((40, 5)) < 0.5, axis=0)
+    kept = numbers.integers(0, 30, len(flags)) + np.where(flags, nbytes, 0.0).sum(axis=1)
+
+    def beats(one: int, other: int) -> bool:
+        return bool(kept[one] + nbytes[flags[other] & ~flags[one]].sum() <= kept[other])
+
+    rows = range(len(flags))
+    expected = [not any(beats(one, other) for one in rows if one != other) for other in rows]
+    assert search._unbeaten(kept, flags, nbytes).tolist() == expected
+    assert 0 < sum(expected) < len(flags)
+
+
 def test_fewer_labels_lose_little_time(monkeypatch: pytest.MonkeyPatch):
     problem = Problem.build(unet(8), Request())
     tables = OneLevel(problem).all_tables

@@ -24,7 +24,7 @@ from tf_memsaver.search.tables import MODES, Proposal, State, Tables
 
 INFINITE = float("inf")
 
-MOST_EXTENSIONS = 1 << 24
+MOST_EXTENSIONS = 1 << 22
 """Labels that one search makes, those of a cut by all segments: bounds the labels of a cut. Exact while fewer do.
 
 Where many values cross a cut, as in a deep U-Net, each may be kept or not, and patterns of flags double with each.
@@ -32,6 +32,9 @@ Where many values cross a cut, as in a deep U-Net, each may be kept or not, and 
 
 LEAST_LABELS = 64
 """Labels that a cut may have at any rate."""
+
+MOST_COMPARED = 1024
+"""Labels of several patterns that all others are compared with, where only the bytes that they keep count."""
 
 ROUGH_RANGES = 64
 """Ranges of kept bytes whose quickest labels are compared before any are sorted."""
@@ -243,7 +246,8 @@ class Search:
             labels = labels.take(labels.kept <= np.minimum(least, (least + more).min())[labels.pattern])
             order = np.lexsort((labels.seconds, labels.pattern))
             pattern = labels.pattern[order]
-            return self._fewer(labels.take(order[np.append(True, pattern[1:] != pattern[:-1])]), more)
+            labels = labels.take(order[np.append(True, pattern[1:] != pattern[:-1])])
+            return self._fewer(labels.take(_unbeaten(labels.kept, flags[labels.pattern], crossing)), more)
         labels = _staircases(_roughly(labels, len(flags)))
         worst = labels.kept + more[labels.pattern]
         order = np.lexsort((labels.seconds, worst))
@@ -345,6 +349,19 @@ class _Pairs:
     held: Flags
     pattern: Ints
     patterns: Flags
+
+
+def _unbeaten(kept: Floats, flags: Flags, nbytes: Floats) -> Flags:
+    """Return which of some labels, one of each pattern, may come to keep less than each of the others.
+
+    The least of them are compared with all: what one has kept and the other not, the other may have to keep yet.
+    """
+    held = np.where(flags, nbytes, 0.0)
+    few = np.argsort(kept, kind="stable")[:MOST_COMPARED]
+    at_worst = kept[few][:, None] + held.sum(axis=1) - held[few] @ flags.T.astype(np.float64)
+    at_worst[np.arange(len(few)), few] = INFINITE
+    beaten = (at_worst <= kept).any(axis=0)
+    return ~beaten
 
 
 def _roughly(labels: _Labels, patterns: int) -> _Labels:
