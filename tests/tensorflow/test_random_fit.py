@@ -89,6 +89,15 @@ def test_random_models_fit_alike(seed: int) -> None:
             )
 
 
+def test_terms_for_what_a_segment_inside_made_and_reads() -> None:
+    # A segment of two levels holds a convolution and the square that an RMSNormalization takes of its result, which
+    # others read after it: the gradient of that result is one sum of three terms.
+    case = random_fit_case(6)
+    made = optimized(case, "op", "drawn", 6)
+    assert made is not None
+    assert not differing(fitted(case, case.model), fitted(case, made))
+
+
 def _case(model: Any, shape: tuple[int, ...], labels: tuple[int, ...], optimizer: Any, inputs: Any = None) -> FitCase:
     numbers = np.random.default_rng(0)
     return FitCase(
