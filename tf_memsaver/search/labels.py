@@ -360,8 +360,7 @@ def _unbeaten(kept: Floats, flags: Flags, nbytes: Floats) -> Flags:
     few = np.argsort(kept, kind="stable")[:MOST_COMPARED]
     at_worst = kept[few][:, None] + held.sum(axis=1) - held[few] @ flags.T.astype(np.float64)
     at_worst[np.arange(len(few)), few] = INFINITE
-    beaten = (at_worst <= kept).any(axis=0)
-    return ~beaten
+    return np.asarray((at_worst > kept).all(axis=0))
 
 
 def _roughly(labels: _Labels, patterns: int) -> _Labels:
