@@ -226,29 +226,6 @@ def _at_the_peak(graph: Graph, timeline: Timeline) -> Iterator[tuple[str, str]]:
         )
 
 
-def _in_one_layer(graph: Graph, request: Request, step: Contents) -> Iterator[tuple[str, str]]:
-    """Yield that what one layer makes, in both passes, takes most of the peak's own bytes."""
-    timeline = step.timeline
-    if not timeline.instants:
-        return
-    unit_of = {value: op.unit for op in graph.ops for value in op.outputs}
-    of_units = Counter[int | None]()
-    for each in step.live_at(timeline.peak_at):
-        of_units[unit_of.get(each.value)] += each.nbytes
-    op = graph.ops[timeline.instants[timeline.peak_at].op]
-    of_units[op.unit] += op.workspace_bytes
-    of_units.pop(None, None)
-    own = timeline.peak_bytes - timeline.resident_bytes
-    unit, its_bytes = of_units.most_common(1)[0] if of_units else (None, 0)
-    if unit is None or its_bytes < _MOST * own or graph.units[unit].pinned:
-        return
-    yield (
-        f"at the peak, {format_bytes(its_bytes)} of {format_bytes(own)} are of one layer, '{graph.units[unit].label}', "
-        f"which is recomputed as a whole or not at all",
-        _SMALLER_UNITS[request.granularity],
-    )
-
-
 def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterator[tuple[str, str]]:
     """Yield what cannot be replayed, or not in parts."""
     total = estimate.activation_bytes
@@ -259,6 +236,14 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
     reasons = {unit.label: unit.pinned for unit in graph.units}
     code = {unit.label for unit in graph.units if unit.kind == CODE}
     remedy = _SMALLER_UNITS[request.granularity]
+    largest = by_bytes[0]
+    if largest.kept_bytes >= _MOST * total and not reasons[largest.label]:
+        yield (
+            f"of the {format_bytes(total)} of activations, {format_bytes(largest.kept_bytes)} are made by one layer, "
+            f"'{largest.label}', which is recomputed as a whole or not at all",
+            remedy,
+        )
+        return
     of_code = sum(unit.kept_bytes for unit in by_bytes if unit.label in code)
     if of_code >= _PINNED * total:
         yield (
