@@ -43,7 +43,7 @@ def readers_of(tensor: Any) -> list[Any]:
     for reader in tensor.consumers():
         if reader.type in METADATA_READERS or is_extra(reader):
             continue
-        if reader.type == KEPT_IDENTITY or passes_on(reader):
+        if _hands_on(reader):
             for place, passed in enumerate(reader.inputs):
                 if passed is tensor:
                     found.extend(readers_of(reader.outputs[place]))
@@ -69,6 +69,11 @@ def source_of(tensor: Any) -> Any:
 
 def made_as(tensor: Any) -> Any:
     """Return what a tensor was when it was made: results of segments inside have been passed on since."""
-    while passes_on(tensor.op) or tensor.op.type == KEPT_IDENTITY:
+    while _hands_on(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def _hands_on(operation: Any) -> bool:
+    """Whether an operation only gives what it reads another name, be it taken out or not."""
+    return operation.type == KEPT_IDENTITY or passes_on(operation)

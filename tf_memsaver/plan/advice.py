@@ -172,7 +172,7 @@ def _without_gradients(
 
 
 def _gradients_at_the_peak(graph: Graph, step: Contents) -> Iterator[tuple[str, str]]:
-    """Yield that results of the backward pass, which are no activations, take most of the peak's own bytes."""
+    """Yield that gradients of intermediate results, several at once, take most of the peak's own bytes."""
     timeline = step.timeline
     maker = {value: op for op in graph.ops if op.phase is Phase.BACKWARD for value in op.outputs}
     live = step.live_at(timeline.peak_at)
@@ -190,7 +190,7 @@ def _gradients_at_the_peak(graph: Graph, step: Contents) -> Iterator[tuple[str, 
     yield (
         f"at the peak, {format_bytes(total)} of {format_bytes(own)} are gradients of intermediate results, which are "
         f"needed whatever is recomputed: {format_bytes(its_bytes)} are {len(its)} results of {most}{label}",
-        "a smaller batch, or other layers there",
+        "a smaller batch, or a layer there that makes fewer of them",
     )
 
 
