@@ -20,6 +20,7 @@ from tf_memsaver.parity.grappler import (
     KERNEL_GRADIENTS,
     PASSED_STRAIGHT,
     RANKS_WITH_LAYOUTS,
+    READS_OUTPUT,
 )
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.parity.symbols import makes_symbols
@@ -29,6 +30,9 @@ from tf_memsaver.tfgraph.operations import has_custom_gradient
 _ARRIVED, READY, _TERM = "arrived", "ready", "term"
 """Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
 _COPY = re.compile(rf"/({_ARRIVED}|{READY}|{_TERM})(_\d+)?$")
+
+_PRODUCT_GRADIENTS = (ELEMENT_BY_ELEMENT - ADDITIONS | READS_OUTPUT) - KERNEL_GRADIENTS
+"""Operations whose gradient is a product of the one that arrives and others."""
 
 RENAMED = ("IdentityN", "Placeholder")
 """Kinds of operations that hand a gradient over under a name of their own."""
@@ -114,14 +118,18 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
     gradient has its own. Factors of a product of which it is not known that they have one shape are put into another
     order. A view of the gradient, in the shape of what the replay made, has the replay's symbol.
 
-    What has symbols of its own in the plain step, too, keeps them (``has_sizes_of_its_own``).
+    What has symbols of its own in the plain step, too, keeps them (``has_sizes_of_its_own``), unless an ``Einsum``
+    makes them those of its operands: it does so in the plain step, and a replay that ends with it does not run it.
     """
-    source = _read_by_products(output)
-    if source is None or has_sizes_of_its_own(gradient, first):
-        return gradient
     # Factors are sorted by name, too.
     with tf.name_scope(f"{gradient.op.name}/"):
-        return tf.broadcast_to(gradient, tf.shape(source))
+        factor = _factor_in_einsum(output)
+        if factor is not None:
+            return tf.broadcast_to(gradient, _shape_by_labels(output, factor))
+        source = _read_by_products(output)
+        if source is not None and not has_sizes_of_its_own(gradient, first):
+            return tf.broadcast_to(gradient, tf.shape(source))
+    return gradient
 
 
 def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
@@ -195,6 +203,32 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
         is_product = whole and tensor.op.type not in ADDITIONS
         return whole[0] if is_product and any(each.op.type in ELEMENT_BY_ELEMENT for each in whole) else None
     return None
+
+
+def _factor_in_einsum(output: tf.Tensor) -> tf.Tensor | None:
+    """Return the operand, as an attention's ``Softmax``, whose gradient is a product, of the ``Einsum`` of an output.
+
+    Where all sizes are known, none is.
+    """
+    operation = output.op
+    if operation.type != "Einsum" or output.shape.is_fully_defined() or b"." in operation.get_attr("equation"):
+        return None
+    return next((each for each in operation.inputs if each.op.type in _PRODUCT_GRADIENTS), None)
+
+
+def _shape_by_labels(output: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Return the shape of what an ``Einsum`` made, from its operands: as ``factor`` has it where labels are shared.
+
+    Graph optimisation follows a symbol through slices of shapes and their concatenation.
+    """
+    terms, result = output.op.get_attr("equation").decode().split("->")
+    operands = sorted(zip(output.op.inputs, terms.split(","), strict=True), key=lambda each: each[0] is not factor)
+    sizes: list[tf.Tensor | list[int]] = []
+    for label, size in zip(result, output.shape, strict=True):
+        tensor, labels = next(each for each in operands if label in each[1])
+        place = labels.index(label)
+        sizes.append([size] if size is not None else tf.shape(tensor)[place : place + 1])
+    return tf.concat(sizes, axis=0)
 
 
 def may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
