@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tf_memsaver.errors import InfeasibleBudgetError
 from tf_memsaver.ir.graph import CODE, Graph
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.plan.advice import advice
@@ -94,6 +95,20 @@ def test_the_plain_step_is_what_was_asked_for() -> None:
 def test_a_budget_that_the_plain_step_keeps() -> None:
     found = advised(deep(), budget_bytes=1 << 40)
     assert "already fits the budget of 1.00 TiB" in found
+
+
+def test_a_budget_that_no_plan_keeps_by_layers_may_have_one_inside_them() -> None:
+    net = Net(scale=1 << 20)
+    x = net.input(1)
+    for _ in range(12):
+        x = net.norm(net.dense(x, 8))
+    for granularity, says in (("layer", "Try granularity='auto'"), ("auto", "Try granularity='op'"), ("op", "")):
+        with pytest.raises(InfeasibleBudgetError) as caught:
+            advised(net.graph(x), granularity=granularity, budget_bytes=1 << 20)
+        assert says in caught.value.remedy and bool(caught.value.remedy) == bool(says)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        advised(deep(), granularity="layer", budget_bytes=1 << 20)
+    assert not caught.value.remedy
 
 
 def test_little_time_allowed() -> None:

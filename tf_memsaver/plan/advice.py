@@ -103,6 +103,23 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
     )
 
 
+def smaller_budget_advice(graph: Graph, request: Request, least_bytes: int) -> str:
+    """Return what may give a plan for less than the least budget: to cut along time, or inside layers; or nothing.
+
+    Planning inside layers helps where much of what is kept for the backward pass does not leave its layer.
+    """
+    time_chunks = time_chunks_advice(graph, request, least_bytes)
+    remedy = _SMALLER_UNITS[request.granularity]
+    estimate = Estimate.from_graph(graph)
+    inside = sum(max(0, unit.kept_bytes - unit.output_bytes) for unit in estimate.units)
+    if time_chunks or not remedy or request.time_chunks is not None or inside < _PINNED * estimate.activation_bytes:
+        return time_chunks
+    return (
+        f"Of {format_bytes(estimate.activation_bytes)} of activations, {format_bytes(inside)} are kept inside layers. "
+        f"Try {remedy}."
+    )
+
+
 def _of_savings(simulator: Simulator, plan: Plan) -> str:
     request, replays, plain_peak_bytes = plan.request, plan.recomputed_units, plan.plain_peak_bytes
     saved = 1 - plan.peak_bytes / plain_peak_bytes if plain_peak_bytes else 0.0

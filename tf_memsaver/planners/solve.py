@@ -12,7 +12,7 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.estimate import kept_bytes_of_units
 from tf_memsaver.options import OPTIONS, checked
-from tf_memsaver.plan.advice import advice, time_chunks_advice
+from tf_memsaver.plan.advice import advice, smaller_budget_advice
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names
@@ -93,7 +93,7 @@ class Plans:
         try:
             choice, peak_bytes = _propose(planner, problem)
         except InfeasibleBudgetError as error:
-            remedy = time_chunks_advice(self.graph, request, error.least_bytes)
+            remedy = smaller_budget_advice(self.graph, request, error.least_bytes)
             raise InfeasibleBudgetError(
                 error.budget_bytes,
                 error.least_bytes,
