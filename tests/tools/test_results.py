@@ -28,3 +28,17 @@ def test_rows_take_the_place_of_those_before(tmp_path: Path, capsys: pytest.Capt
     assert text.startswith("# Rows\n")
     assert "- 3 rows\n\n| name |" in text
     assert capsys.readouterr().out.splitlines() == ["| b 1 |", "| c 2 |", "| b 3 |", "| a 4 |"]
+
+
+def test_rows_of_several_machines_name_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.json"
+    for cpu, names in (("first", "ab"), ("second", "b"), ("second", "c"), ("third", "d")):
+        monkeypatch.setattr("tools.shared.results.machine", lambda cpu=cpu: {"cpu": cpu})
+        kept(path).add([{"name": name, "bytes": 1} for name in names])
+    found = json.loads(path.read_text())
+    assert [found["machines"][row["on"]]["cpu"] for row in found["rows"]] == ["first", "second", "second", "third"]
+    assert '- Machine of 2 rows: `{"cpu": "second"}`' in path.with_suffix(".md").read_text()
+    kept(path).add([{"name": name, "bytes": 2} for name in "abc"])
+    found = json.loads(path.read_text())
+    assert "machines" not in found and found["machine"] == {"cpu": "third"}
+    assert not any("on" in row for row in found["rows"])

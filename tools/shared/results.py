@@ -65,6 +65,7 @@ class KeptRows:
     """The rows of a benchmark in a JSON file, with a table in Markdown beside it.
 
     Rows that are measured again take the place of the ones before, and the others stay: so parts can be run one by one.
+    Where rows are of several machines, each of them is named, and a row says by ``on`` which is its own.
     """
 
     def __init__(
@@ -86,21 +87,38 @@ class KeptRows:
         """
         self._path, self._title, self._key = Path(path), title, tuple(key)
         self._summary, self._table = summary, table
-        found = json.loads(self._path.read_text(encoding="utf-8"))["rows"] if self._path.exists() else []
-        self._rows = {self._key_of(row): row for row in found}
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._machines: dict[tuple[Any, ...], dict[str, Any]] = {}
+        if self._path.exists():
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            machines = found.get("machines", [found["machine"]])
+            for row in found["rows"]:
+                self._take(row, machines[row.pop("on", 0)])
+
+    def _take(self, row: dict[str, Any], on: dict[str, Any]) -> None:
+        self._rows[self._key_of(row)], self._machines[self._key_of(row)] = row, on
 
     def _key_of(self, row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in self._key)
 
     def add(self, rows: Iterable[dict[str, Any]], order: Callable[[dict[str, Any]], Any] | None = None) -> None:
         """Take rows in, write both files, and print the rows; ``order`` gives what those of the file are sorted by."""
-        rows = list(rows)
-        self._rows.update({self._key_of(row): row for row in rows})
+        rows, here = list(rows), machine()
+        for row in rows:
+            self._take(row, here)
         if order is not None:
             self._rows = {self._key_of(row): row for row in sorted(self._rows.values(), key=order)}
         kept = list(self._rows.values())
-        write_rows(self._path, kept)
-        head = [f"# {self._title}", "", machine_line(), "", *self._summary(kept), ""]
+        machines = [self._machines[key] for key in self._rows]
+        different = [each for place, each in enumerate(machines) if each not in machines[:place]]
+        if len(different) == 1:
+            write_rows(self._path, kept)
+            lines = [machine_line()]
+        else:
+            numbered = [row | {"on": different.index(on)} for row, on in zip(kept, machines, strict=True)]
+            write_rows(self._path, numbered, machines=different)
+            lines = [f"- Machine of {machines.count(each)} rows: `{json.dumps(each)}`" for each in different]
+        head = [f"# {self._title}", "", *lines, "", *self._summary(kept), ""]
         write_text(self._path.with_suffix(".md"), "\n".join(head) + "\n" + self._table(kept) + "\n")
         print("\n".join(self._table(rows).splitlines()[2:]), flush=True)
 
