@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -424,6 +425,45 @@ def test_a_replay_that_ends_with_an_einsum_has_the_symbols_of_its_operands() -> 
     assert not differing(plain, trained_by_fit(optimized, EXACT))
     with at_level(EXACT.without(Rule.ARRIVING_SHAPES)):
         assert differing(plain, trained_by_fit(optimized, EXACT.without(Rule.ARRIVING_SHAPES)))
+
+
+class Slope(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.product = layers.LayerNormalization(), layers.Conv1D(8, 3, padding="same", activation="tanh")
+
+    def call(self, x: Any) -> Any:
+        return self.product(self.norm(x))
+
+
+class RungeKutta(layers.Layer):
+    """Two steps of fourth order, and two residual products, after which the numbers of sums pass 9 in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = [Slope(), Slope()]
+        self.last = [layers.Dense(8, "tanh"), layers.Dense(8, "tanh")]
+
+    def call(self, x: Any) -> Any:
+        for slope in self.slopes:
+            first = slope(x)
+            second = slope(x + 0.05 * first)
+            third = slope(x + 0.05 * second)
+            x = x + 0.1 / 6.0 * (first + 2.0 * second + 2.0 * third + slope(x + 0.1 * third))
+        for last in self.last:
+            x = x + last(x)
+        return x
+
+
+def test_sums_of_sums_have_the_numbers_of_the_plain_step_in_their_names() -> None:
+    inputs = keras.Input((16, 8))
+    model = model_of(inputs, layers.GlobalAveragePooling1D()(RungeKutta()(layers.Dense(8)(inputs))))
+    graph, draw = capture_graph(model, batch_size=4, granularity="op"), random.Random(0)
+    segments = drawn_segments(
+        graph, [each.position for each in graph.cuts], lambda what: what == "cut" and draw.random() < 0.6
+    )
+    optimized = optimized_in_segments(model, segments, 4, "op")
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
 
 
 def test_leaving_gradients_have_their_names() -> None:

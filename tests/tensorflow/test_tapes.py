@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,3 +95,21 @@ def test_a_sum_that_was_handed_on_is_one_term(hands_on: bool) -> None:
         total = 2.0 * z + 3.0 * z + 5.0 * z
     assert float(tape.gradient(total, x)[0]) == 10.0
     assert seen == [1 if hands_on else 3]
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("scope", ["", "inside/"])
+def test_a_sum_that_nobody_reads_gives_its_number_to_the_next(scope: str) -> None:
+    names = []
+    with tf.Graph().as_default(), tf.name_scope(scope) if scope else contextlib.nullcontext():
+        gradient_terms.note_sums(lambda: None)
+        for number in range(4):
+            x = tf.constant([3.0])
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = 2.0 * x + 3.0 * x
+            total = tape.gradient(y, x)
+            names.append(total.op.name)
+            if number in (1, 2):
+                gradient_terms.forget_number(total)
+    assert names == [f"{scope}{name}" for name in ("AddN", "AddN_1", "AddN_1-again", "AddN_1-again_1")]

@@ -10,8 +10,10 @@ and nothing is noted where no segment was recorded.
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +42,12 @@ _graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 """The graphs in which segments were recorded."""
 _eager: weakref.WeakSet[Any] = weakref.WeakSet()
 """The gradient functions of the segments that eager tapes have recorded."""
+
+_unread: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+"""By graph and scope, how many of its sums have numbers that others have, too (``forget_number``)."""
+_AGAIN = "-again"
+"""Ends the name of a sum with the number of one that nobody reads: a hyphen sorts before all else."""
+_NUMBERED = re.compile(rf"(?P<scope>(.*/)?)AddN(_\d+)?({_AGAIN}(_\d+)?)?")
 
 
 def gradients_in_terms(
@@ -101,10 +109,33 @@ def _added(gradients: Sequence[Any]) -> Any:
         return first
     if first is _thread.marker:
         return _Terms(gradients[1:])
-    total = _vspace.aggregate_fn(gradients)
+    total = _sum_with_number(gradients) if len(gradients) > 1 else first
     if len(gradients) > 1 and isinstance(total, tf.Tensor) and _somebody_listens(total):
         _thread.last = weakref.ref(total, _forget), tuple(gradients)
     return total
+
+
+def forget_number(total: tf.Tensor) -> None:
+    """Give the number in the name of a sum, ``AddN_9``, to the next one: nobody reads it, and a plain step has none.
+
+    Graph optimisation sorts the terms of sums by name, sums of sums among them: ``AddN_10`` comes before ``AddN_9``.
+    """
+    found = _NUMBERED.fullmatch(total.op.name) if tf.is_symbolic_tensor(total) else None
+    if found is not None:
+        _unread.setdefault(total.graph, Counter())[found["scope"]] += 1
+
+
+def _sum_with_number(gradients: Sequence[Any]) -> Any:
+    """Return the sum that a tape makes of gradients, with the number that it has where no sum was forgotten."""
+    graph = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or graph not in _unread or not all(isinstance(each, tf.Tensor) for each in gradients):
+        return _vspace.aggregate_fn(gradients)
+    found = _NUMBERED.fullmatch(graph.unique_name("AddN", mark_as_used=False))
+    unread = 0 if found is None else _unread[graph][found["scope"]]
+    if not unread:
+        return _vspace.aggregate_fn(gradients)
+    number = int(graph.unique_name("AddN").rpartition("_")[2]) - unread
+    return tf.raw_ops.AddN(inputs=gradients, name=f"AddN_{number}{_AGAIN}" if number else f"AddN{_AGAIN}")
 
 
 def _somebody_listens(total: tf.Tensor) -> bool:

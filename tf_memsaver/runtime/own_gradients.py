@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat.gradient_terms import last_sum
 from tf_memsaver.compat.tapes import record_operation, stop_recording
 from tf_memsaver.errors import SecondDerivativeError
 from tf_memsaver.parity.gradients import maker_of
@@ -43,16 +42,15 @@ def _forward_mode(*_: Any) -> Any:
     raise SecondDerivativeError
 
 
-def note_gradient(output: tf.Tensor, place: int, reached: dict[int, tuple[tf.Tensor, ...]]) -> tf.Tensor:
-    """Pass a tensor through; note in ``reached`` the terms of the gradient that arrives for it.
+def note_gradient(output: tf.Tensor, note: Callable[[tf.Tensor], None]) -> tf.Tensor:
+    """Pass a tensor through; tell ``note`` the gradient that arrives for it, right after its terms were added up.
 
     A custom gradient gets zeros for outputs that the loss does not depend on, and cannot tell them from a gradient that
     is zero. With this note the replay leaves such outputs out, so that weights used by them alone keep gradient None.
     """
 
     def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-        if place not in reached:
-            reached[place] = last_sum(upstream)
+        note(upstream)
         return [upstream]
 
     return with_gradient([output], [output], gradient)[0]

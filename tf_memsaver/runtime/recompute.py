@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat.gradient_terms import last_sum, note_sums
+from tf_memsaver.compat.gradient_terms import forget_number, last_sum, note_sums
 from tf_memsaver.compat.tapes import VariableWatcher, followed, stop_recording
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.runtime.backward import gradients_of
@@ -78,19 +78,25 @@ def _with_terms_noted(
     function = first.function
     if len(outputs) == 1 and not first.term_by_term[0]:
         return outputs
-    noted = [note_gradient(output, place, reached) for place, output in enumerate(outputs)]
+    notes = [functools.partial(_note_terms, first, reached, place) for place in range(len(outputs))]
+    noted = [note_gradient(output, note) for output, note in zip(outputs, notes, strict=True)]
     if tf.executing_eagerly() or len(outputs) == 1:
         return noted
     return [
-        shared.parity.result(tensor, function.is_one_of_several(place), functools.partial(_note_terms, reached, place))
+        shared.parity.result(tensor, function.is_one_of_several(place), notes[place])
         if function.may_be_term(place)
         else tensor
         for place, tensor in enumerate(noted)
     ]
 
 
-def _note_terms(reached: dict[int, tuple[tf.Tensor, ...]], place: int, gradient: tf.Tensor) -> None:
+def _note_terms(first: FirstRun, reached: dict[int, tuple[tf.Tensor, ...]], place: int, gradient: tf.Tensor) -> None:
+    """Note the terms of a gradient, unless it was told before, by what passes the output on under another name."""
+    if place in reached:
+        return
     reached[place] = last_sum(gradient)
+    if first.term_by_term[place] and len(reached[place]) > 1:
+        forget_number(gradient)
 
 
 def _refuse_trained(variables: Sequence[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,8 @@ def replay_eagerly(first: FirstRun, arrived: Arrived, parity: Parity) -> Gradien
         inputs = [tf.identity(tensor) for tensor in first.inputs]
         sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
         tape.watch(sources)
-        weights = [note_gradient(tensor, place, finished) for place, tensor in enumerate(first.weights)]
+        notes = [functools.partial(finished.setdefault, place) for place in range(len(first.weights))]
+        weights = [note_gradient(weight, note) for weight, note in zip(first.weights, notes, strict=True)]
         outputs = function.replay(inputs, weights, [tf.identity(tensor) for tensor in first.held])
         losses = [function.is_loss(place) for place in range(len(outputs))]
         if any(losses) and parity.eager_order:
