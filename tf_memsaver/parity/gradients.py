@@ -208,10 +208,10 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
 def _factor_in_einsum(output: tf.Tensor) -> tf.Tensor | None:
     """Return the operand, as an attention's ``Softmax``, whose gradient is a product, of the ``Einsum`` of an output.
 
-    Where all sizes are known, none is.
+    None is where all sizes are known, nor where the equation leaves labels out.
     """
-    operation = output.op
-    if operation.type != "Einsum" or output.shape.is_fully_defined() or b"." in operation.get_attr("equation"):
+    operation, is_open = output.op, output.shape.rank is not None and not output.shape.is_fully_defined()
+    if operation.type != "Einsum" or not is_open or b"." in operation.get_attr("equation"):
         return None
     return next((each for each in operation.inputs if each.op.type in _PRODUCT_GRADIENTS), None)
 
