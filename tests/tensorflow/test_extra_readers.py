@@ -112,8 +112,8 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         added = graph.get_operations()[start:]
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
-        assert EXACT.read_in_replay(added[: end - start], added, [], [], [gradient, y], Gates()) == ()
-        assert EXACT.read_in_replay(added[: end - start], added, [], [], [gradient], Gates())
+        assert EXACT.read_in_replay([], added[: end - start], added, [], [], [gradient, y], Gates()) == ()
+        assert EXACT.read_in_replay([], added[: end - start], added, [], [], [gradient], Gates())
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")

@@ -466,6 +466,22 @@ def test_sums_of_sums_have_the_numbers_of_the_plain_step_in_their_names() -> Non
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
 
 
+def term_from_before() -> Any:
+    """A sum begins with its last term, since the gradients of the others read them."""
+    inputs = keras.Input((32,))
+    a = layers.Dense(32, "tanh", name="a")(inputs)
+    b = layers.Dense(32, "tanh", name="b")(a)
+    scaled = layers.Rescaling(0.3, name="scaled")(b)
+    x = layers.Add(name="sum")([a, layers.Dense(32, "tanh", name="d")(b), scaled])
+    return model_of(inputs, layers.Dense(32, "tanh", name="after")(x))
+
+
+def test_a_sum_in_a_replay_does_not_begin_with_a_term_from_outside() -> None:
+    model = term_from_before()
+    optimized = optimized_by_hand(model, ("a", "b"), ("scaled", "after"))
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
+
+
 def test_leaving_gradients_have_their_names() -> None:
     """A gradient that passes straight through an addition is a term of a sum, which is sorted by name."""
     drawn = random_fit_case(2)

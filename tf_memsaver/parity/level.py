@@ -169,6 +169,7 @@ class Parity:
 
     def read_in_replay(
         self,
+        inputs: Sequence[Any],
         replayed: Sequence[Any],
         added: Sequence[Any],
         outputs: Sequence[Any],
@@ -179,7 +180,8 @@ class Parity:
         """Add the readers that a replay lacks.
 
         Args:
-          replayed: what a replay added to its graph, in order.
+          inputs: what a replay reads after its gate.
+          replayed: what the replay added to its graph, in order.
           added: the same with the backward operations after it.
           outputs: what the replay returned.
           arrived: the places of those that a gradient arrived for: others have no reader after the segment.
@@ -198,7 +200,7 @@ class Parity:
         if Rule.FIRST_SWISHES in self.rules:
             read += first_swishes(replayed)
         if Rule.TERMS_IN_REPLAY in self.rules:
-            read += sums.read_after_sums_of_replay(replayed, needed, outputs, gates)
+            read += sums.read_after_sums_of_replay(replayed, needed, [*inputs, *outputs], gates)
         return extra_readers.first_elements(read, gates)
 
     def free_constants(self, operations: Iterable[Any], gate: tf.Tensor) -> None:

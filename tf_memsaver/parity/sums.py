@@ -63,23 +63,24 @@ def read_after_sums(
 
 
 def read_after_sums_of_replay(
-    replayed: Sequence[Any], needed: Collection[int], outputs: Sequence[Any], gates: Gates
+    replayed: Sequence[Any], needed: Collection[int], passed: Sequence[Any], gates: Gates
 ) -> Iterator[tf.Tensor]:
     """Read terms once more after a sum in a replay, where what reads them later in the plain step is not there.
 
-    That is what stands after the segment, and operations (not those whose ids are ``needed``) that nobody needs here.
+    That is what stands outside of the segment, for what it is ``passed`` and passes on (no segment begins between a sum
+    and the term whose buffer it takes), and operations (not those whose ids are ``needed``) that nobody needs here.
     """
     own = [operation for operation in replayed if not is_extra(operation)]
     place = {id(operation): number for number, operation in enumerate(own)}
     readers: dict[int, list[Any]] = readers_among(own)
-    for tensor in outputs:
+    for tensor in passed:
         readers.setdefault(id(tensor), []).append(_Elsewhere())
-    returned = {id(buffer_of(tensor)) for tensor in outputs}
+    outside = {id(buffer_of(tensor)) for tensor in passed}
     for last, terms in sums_of_many(own, readers):
         if id(last) not in needed:
             continue
         unneeded = (reader for reader in own[place[id(last)] + 1 :] if id(reader) not in needed)
-        lacking = returned.union(id(buffer_of(tensor)) for reader in unneeded for tensor in reader.inputs)
+        lacking = outside.union(id(buffer_of(tensor)) for reader in unneeded for tensor in reader.inputs)
         held = [tensor for tensor in terms if id(buffer_of(tensor)) in lacking]
         if held:
             yield _read_after(last, held, gates)

@@ -95,7 +95,7 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     found = [each for each in values if each is not None]
     added = graph.get_operations()[start:]
     parity.free_constants(replayed, gate)
-    read = parity.read_in_replay(replayed, added, outputs, arrived, found, gates)
+    read = parity.read_in_replay(inputs, replayed, added, outputs, arrived, found, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
         return with_values(gradients, _released_by_data(values, read, gates))
     # No other replay starts meanwhile in an ordered step: the update may have what nothing is added to.
