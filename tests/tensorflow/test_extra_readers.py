@@ -128,3 +128,18 @@ def test_cubes_have_the_squares_of_their_gradients(exponent: Any, count: int) ->
     with result.graph.as_default():
         made = list(FirstRunReads(operations, sources, [result]).squares_of_cubes(None))
     assert [tensor.op.type for tensor in made] == ["Pow"] * count
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_term_whose_sizes_are_read_is_free_for_the_sum(batch: int | None) -> None:
+    """An element of it was read, and held its buffer at times: sums in two runs began with two terms."""
+    graph = tf.__internal__.FuncGraph("first_run")
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [batch, 4])
+        start = graph.num_operations()
+        biased = tf.nn.bias_add(tf.sin(x), tf.ones(4))
+        result = biased + tf.cos(x) + tf.tanh(x)
+        operations = graph.get_operations()[start:]
+        EXACT.read_in_first_run(operations, [x], [result], False, Gates())
+    others = [reader.type for reader in biased.consumers() if reader.type != "AddV2"]
+    assert others == (["Shape"] if batch is None else [])

@@ -56,10 +56,16 @@ class FirstRunReads:
         self._results = results
         read = list(read_by_gradients(self._operations, sources, results))
         self._needed = [each.tensor for each in read]
-        self._buffers = {id(buffer_of(each.tensor)) for each in read if each.is_kept}
+        kept = [each.tensor for each in read if each.is_kept]
+        self._kept = {id(tensor) for tensor in kept}
+        self._buffers = {id(buffer_of(tensor)) for tensor in kept}
 
     def values(self) -> list[tf.Tensor]:
-        """Return the values that backward operations read and that have one reader here, which may be fused with it."""
+        """Return the values that backward operations read and that have one reader here, which may be fused with it.
+
+        Where they read only sizes that are not known, these are returned: an element would be read too late for a sum
+        that takes the value's buffer if nobody else holds it.
+        """
         readers = readers_by_source(self._operations)
 
         def may_be_fused(tensor: Any) -> bool:
@@ -67,7 +73,11 @@ class FirstRunReads:
             only = readers.get(id(source), [])
             return len(only) == 1 and (only[0].type not in FUSED_WITH_PADS_ALONE or source.op.type in PADS)
 
-        return [tensor for tensor in self._needed if may_be_fused(tensor)]
+        return [
+            tensor if id(tensor) in self._kept else _open_size_of(tensor)
+            for tensor in self._needed
+            if may_be_fused(tensor)
+        ]
 
     def squares_of_cubes(self, forward_first: bool | None) -> Iterator[tf.Tensor]:
         """Yield the squares that the gradients of cubes compute, added here.
@@ -93,6 +103,15 @@ class FirstRunReads:
     def needed_results(self) -> tuple[tf.Tensor, ...]:
         """Return the results that backward operations need."""
         return tuple(tensor for tensor in self._results if id(buffer_of(tensor)) in self._buffers)
+
+
+def _open_size_of(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a size of a tensor that is not known, as a number of floating point; or the tensor, if none is open."""
+    sizes = tensor.shape.as_list() if tensor.shape.rank is not None else []
+    if None not in sizes:
+        return tensor
+    with tf.name_scope(EXTRA_READERS):
+        return tf.cast(tf.shape(tensor)[sizes.index(None)], tf.float32)
 
 
 def read_convolutions(operations: Sequence[Any], inputs: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
