@@ -30,7 +30,9 @@ def test_rows_take_the_place_of_those_before(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.splitlines() == ["| b 1 |", "| c 2 |", "| b 3 |", "| a 4 |"]
 
 
-def test_rows_of_several_machines_name_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_several_machines_name_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "rows.json"
     for cpu, names in (("first", "ab"), ("second", "b"), ("second", "c"), ("third", "d")):
         monkeypatch.setattr("tools.shared.results.machine", lambda cpu=cpu: {"cpu": cpu})
@@ -42,3 +44,5 @@ def test_rows_of_several_machines_name_their_own(tmp_path: Path, monkeypatch: py
     found = json.loads(path.read_text())
     assert "machines" not in found and found["machine"] == {"cpu": "third"}
     assert not any("on" in row for row in found["rows"])
+    kept(path).print_summary()
+    assert capsys.readouterr().out.endswith("- 4 rows\n")

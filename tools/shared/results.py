@@ -61,6 +61,10 @@ def machine_line() -> str:
     return f"Machine: `{json.dumps(machine())}`"
 
 
+_Row = tuple[dict[str, Any], dict[str, Any]]
+"""A row, and the machine that it was measured on."""
+
+
 class KeptRows:
     """The rows of a benchmark in a JSON file, with a table in Markdown beside it.
 
@@ -87,16 +91,14 @@ class KeptRows:
         """
         self._path, self._title, self._key = Path(path), title, tuple(key)
         self._summary, self._table = summary, table
-        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._machines: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._rows: dict[tuple[Any, ...], _Row] = {}
         if self._path.exists():
             found = json.loads(self._path.read_text(encoding="utf-8"))
             machines = found.get("machines", [found["machine"]])
-            for row in found["rows"]:
-                self._take(row, machines[row.pop("on", 0)])
+            self._take((row, machines[row.pop("on", 0)]) for row in found["rows"])
 
-    def _take(self, row: dict[str, Any], on: dict[str, Any]) -> None:
-        self._rows[self._key_of(row)], self._machines[self._key_of(row)] = row, on
+    def _take(self, rows: Iterable[_Row]) -> None:
+        self._rows.update({self._key_of(row): (row, on) for row, on in rows})
 
     def _key_of(self, row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in self._key)
@@ -104,12 +106,10 @@ class KeptRows:
     def add(self, rows: Iterable[dict[str, Any]], order: Callable[[dict[str, Any]], Any] | None = None) -> None:
         """Take rows in, write both files, and print the rows; ``order`` gives what those of the file are sorted by."""
         rows, here = list(rows), machine()
-        for row in rows:
-            self._take(row, here)
+        self._take((row, here) for row in rows)
         if order is not None:
-            self._rows = {self._key_of(row): row for row in sorted(self._rows.values(), key=order)}
-        kept = list(self._rows.values())
-        machines = [self._machines[key] for key in self._rows]
+            self._rows = dict(sorted(self._rows.items(), key=lambda item: order(item[1][0])))
+        kept, machines = [row for row, _ in self._rows.values()], [on for _, on in self._rows.values()]
         different = [each for place, each in enumerate(machines) if each not in machines[:place]]
         if len(different) == 1:
             write_rows(self._path, kept)
@@ -124,4 +124,4 @@ class KeptRows:
 
     def print_summary(self) -> None:
         """Print what is said about all rows."""
-        print("\n".join(self._summary(list(self._rows.values()))))
+        print("\n".join(self._summary([row for row, _ in self._rows.values()])))
