@@ -161,9 +161,9 @@ def _uncounted_rows(uncounted_bytes: int) -> Rows:
     return (("not counted", f"{format_bytes(uncounted_bytes)} at most in tensors below 256 KiB, on a CPU"),)
 
 
-def kept_bytes_of_units(graph: Graph) -> tuple[int, ...]:
-    """Return, for each unit, the bytes that it makes and that the backward pass of the plain step reads."""
-    return tuple(unit.kept_bytes for unit in _units(graph, _kept_for_backward(graph)))
+def units_of(graph: Graph) -> tuple[UnitEstimate, ...]:
+    """Return the units of an ``Estimate`` alone: no step is simulated for them."""
+    return _units(graph, _kept_for_backward(graph))
 
 
 def _kept_for_backward(graph: Graph) -> dict[int, None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tf_memsaver.ir.graph import CODE, Graph, MemoryKind, Phase
 from tf_memsaver.judge.contents import Contents, contents
-from tf_memsaver.judge.estimate import Estimate
+from tf_memsaver.judge.estimate import Estimate, units_of
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.plan.layers import is_by_layers, units_in_words
 from tf_memsaver.plan.plan import Plan
@@ -93,7 +93,7 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
     found = [unit.index for unit in graph.units if unit.kind in (*CUT_ALONG_TIME, "Bidirectional")]
     if not found or not by_layers or request.time_chunks is not None or graph.device == "GPU":
         return ""
-    units = Estimate.from_graph(graph).units
+    units = units_of(graph)
     largest = max((units[index] for index in found), key=lambda unit: unit.kept_bytes)
     if largest.kept_bytes < _MOST * peak_bytes:
         return ""
@@ -110,12 +110,15 @@ def smaller_budget_advice(graph: Graph, request: Request, least_bytes: int) -> s
     """
     time_chunks = time_chunks_advice(graph, request, least_bytes)
     remedy = _SMALLER_UNITS[request.granularity]
-    estimate = Estimate.from_graph(graph)
-    inside = sum(max(0, unit.kept_bytes - unit.output_bytes) for unit in estimate.units)
-    if time_chunks or not remedy or request.time_chunks is not None or inside < _PINNED * estimate.activation_bytes:
+    if time_chunks or not remedy or request.time_chunks is not None:
         return time_chunks
+    units = units_of(graph)
+    kept = sum(unit.kept_bytes for unit in units)
+    inside = sum(max(0, unit.kept_bytes - unit.output_bytes) for unit in units)
+    if inside < _PINNED * kept:
+        return ""
     return (
-        f"Of {format_bytes(estimate.activation_bytes)} of activations, {format_bytes(inside)} are kept inside layers. "
+        f"Layers make {format_bytes(kept)} of activations, and {format_bytes(inside)} of that stay inside a layer. "
         f"Try {remedy}."
     )
 

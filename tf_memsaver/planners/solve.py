@@ -10,7 +10,7 @@ from dataclasses import replace
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.judge.estimate import kept_bytes_of_units
+from tf_memsaver.judge.estimate import units_of
 from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.plan.advice import advice, smaller_budget_advice
 from tf_memsaver.plan.plan import Plan
@@ -165,7 +165,7 @@ def _plan(
 
 
 def _kept_bytes(problem: Problem) -> tuple[int, ...]:
-    return kept_bytes_of_units(problem.graph)
+    return tuple(unit.kept_bytes for unit in units_of(problem.graph))
 
 
 def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
