@@ -109,16 +109,16 @@ def _added(gradients: Sequence[Any]) -> Any:
         return first
     if first is _thread.marker:
         return _Terms(gradients[1:])
-    total = _sum_with_number(gradients) if len(gradients) > 1 else first
+    total = _sum_with_number(gradients)
     if len(gradients) > 1 and isinstance(total, tf.Tensor) and _somebody_listens(total):
         _thread.last = weakref.ref(total, _forget), tuple(gradients)
     return total
 
 
 def forget_number(total: tf.Tensor) -> None:
-    """Give the number in the name of a sum, ``AddN_9``, to the next one: nobody reads it, and a plain step has none.
+    """Let the next sum have the number in this one's name, ``AddN_9``: nobody reads it, and a plain step has none.
 
-    Graph optimisation sorts the terms of sums by name, sums of sums among them: ``AddN_10`` comes before ``AddN_9``.
+    Graph optimisation sorts terms by name, sums among them: ``AddN_10`` comes before ``AddN_9``.
     """
     found = _NUMBERED.fullmatch(total.op.name) if tf.is_symbolic_tensor(total) else None
     if found is not None:
@@ -127,11 +127,10 @@ def forget_number(total: tf.Tensor) -> None:
 
 def _sum_with_number(gradients: Sequence[Any]) -> Any:
     """Return the sum that a tape makes of gradients, with the number that it has where no sum was forgotten."""
-    graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or graph not in _unread or not all(isinstance(each, tf.Tensor) for each in gradients):
-        return _vspace.aggregate_fn(gradients)
-    found = _NUMBERED.fullmatch(graph.unique_name("AddN", mark_as_used=False))
-    unread = 0 if found is None else _unread[graph][found["scope"]]
+    graph, unread = tf.compat.v1.get_default_graph(), 0
+    if len(gradients) > 1 and graph in _unread and all(isinstance(each, tf.Tensor) for each in gradients):
+        found = _NUMBERED.fullmatch(graph.unique_name("AddN", mark_as_used=False))
+        unread = _unread[graph][found["scope"]] if found is not None else 0
     if not unread:
         return _vspace.aggregate_fn(gradients)
     number = int(graph.unique_name("AddN").rpartition("_")[2]) - unread

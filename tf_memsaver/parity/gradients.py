@@ -206,9 +206,9 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
 
 
 def _factor_in_einsum(output: tf.Tensor) -> tf.Tensor | None:
-    """Return the operand, as an attention's ``Softmax``, whose gradient is a product, of the ``Einsum`` of an output.
+    """Return the operand whose gradient is a product, as an attention's ``Softmax``, if an ``Einsum`` made the output.
 
-    None is where all sizes are known, nor where the equation leaves labels out.
+    Where all sizes are known, and where the equation leaves labels out, that is None.
     """
     operation, is_open = output.op, output.shape.rank is not None and not output.shape.is_fully_defined()
     if operation.type != "Einsum" or not is_open or b"." in operation.get_attr("equation"):
