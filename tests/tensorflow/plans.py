@@ -151,7 +151,7 @@ def naive(model: Any, *spans: Span, capture_skips: bool = False) -> Any:
     """
     plan = hand_plan(model, *spans)
     wrapped = make_uncertified(model, plan)
-    object.__setattr__(wrapped, "_memsaver", (plan, _NaiveForward(list_layer_calls(model), plan, capture_skips)))
+    wrapped._memsaver.run = _NaiveForward(list_layer_calls(model), plan, capture_skips)
     return wrapped
 
 

@@ -93,9 +93,9 @@ def test_a_new_kind_is_a_class_and_an_entry(towers: None) -> None:
     plan = optimized.memsaver_plan
     assert plan.labels == tuple(step.name for step in model.steps) and plan.recomputed_units
     assert_trains_alike(model, optimized)
-    assert optimized._memsaver[1].runs > 0
+    assert optimized._memsaver.run.runs > 0
     again = tf_memsaver.apply_plan(model, Plan.from_json(plan.to_json()))
-    assert isinstance(again._memsaver[1], TowerInSegments)
+    assert isinstance(again._memsaver.run, TowerInSegments)
 
 
 def test_a_model_and_a_granularity_tell_the_kind() -> None:

@@ -8,11 +8,13 @@ original is untouched.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -48,6 +50,25 @@ _MOST_RUNS = 12
 """Segments that ``summary`` lists."""
 
 
+@dataclass(slots=True, kw_only=True)
+class PlanInPlace:
+    """A plan, what runs by it, and the model as it was when the plan was put in place.
+
+    Attributes:
+      plan: the plan.
+      run: runs by it in the place of the class's ``call`` or ``train_step``.
+      trained: the variables that are trained, by their paths.
+      layers: the model's layers, of which a Sequential model may get others; none once that was said.
+      compiled: tells when the model was compiled whose call was traced (``keras_training.last_compiled``).
+    """
+
+    plan: Plan
+    run: Callable[..., Any]
+    trained: tuple[str, ...]
+    layers: tuple[weakref.ref[Any], ...]
+    compiled: weakref.ref[Any] | None
+
+
 @keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
 class OptimizedModel:
     """What an optimized model has beside its own class; never instantiated alone.
@@ -56,25 +77,18 @@ class OptimizedModel:
     """
 
     memsaver_base: Any
-    _memsaver: tuple[Plan, Callable[..., Any]]
-    """The plan, and what runs by it in the place of the class's ``call`` or ``train_step``."""
-    _memsaver_trained: tuple[str, ...]
-    """The variables that were trainable when the plan was put in place, by their paths."""
-    _memsaver_compiled: weakref.ref[Any] | None
-    """Tells when the model was compiled whose call was traced (``keras_training.last_compiled``)."""
-    _memsaver_layers: tuple[weakref.ref[Any], ...]
-    """The layers that were there then, as Keras does not save them: of a Sequential model, they may become others."""
+    _memsaver: PlanInPlace
 
     @property
     def memsaver_plan(self) -> Plan:
         """The plan by which the model trains (a ``Plan``)."""
-        return self._memsaver[0]
+        return self._memsaver.plan
 
     @property
     def _own_plan(self) -> Plan | None:
         """The plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
-        plan, run = self._memsaver
-        return run.plan if isinstance(run, CallsInTurn) else plan
+        run = self._memsaver.run
+        return run.plan if isinstance(run, CallsInTurn) else self._memsaver.plan
 
     def summary(
         self, line_length: int | None = None, positions: Any = None, print_fn: Any = None, **options: Any
@@ -93,13 +107,13 @@ class OptimizedModel:
 
         Where it was compiled again, what layers read in Python may have changed: it is traced anew.
         """
-        compiled = keras_training.last_compiled(self)
-        if compiled != self._memsaver_compiled and hasattr(self._memsaver[1], "renew"):
-            object.__setattr__(self, "_memsaver_compiled", compiled)
+        in_place, compiled = self._memsaver, keras_training.last_compiled(self)
+        if compiled != in_place.compiled and hasattr(in_place.run, "renew"):
+            in_place.compiled = compiled
             has_graph = keras_models.inner_functional(self) is not None
-            self._memsaver[1].renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
-        if self._check_layers() and _trained(self) != self._memsaver_trained:
-            object.__setattr__(self, "_memsaver_trained", _trained(self))
+            in_place.run.renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
+        if self._check_layers() and _trained(self) != in_place.trained:
+            in_place.trained = _trained(self)
             logging.warning(
                 "layers of model '%s' were frozen or unfrozen since it was planned. It trains by that plan, but its "
                 "peak is not what was predicted, and may exceed a budget; after a BatchNormalization was frozen, last "
@@ -111,9 +125,10 @@ class OptimizedModel:
 
     def _check_layers(self) -> bool:
         """Return whether the plan is for the layers that the model has; if not, say so once."""
-        has = not isinstance(self, keras.Sequential) or [each() for each in self._memsaver_layers] == self.layers
-        if not has and self._memsaver_layers:
-            object.__setattr__(self, "_memsaver_layers", ())
+        in_place = self._memsaver
+        has = not isinstance(self, keras.Sequential) or [each() for each in in_place.layers] == self.layers
+        if not has and in_place.layers:
+            in_place.layers = ()
             logging.warning(
                 "layers of model '%s' were added or removed since it was planned, so it trains without its plan and "
                 "saves no memory. Optimize it again: model = tf_memsaver.optimize(model, ...).",
@@ -212,13 +227,21 @@ def make_uncertified(model: Any, plan: Plan) -> Any:
 
 def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> Any:
     optimized = _same_model(model, _optimized_class(keras_models.own_class(model), method))
-    # A tuple: Keras tracks no attribute of it, and saving does not walk into it.
-    object.__setattr__(optimized, "_memsaver", (plan, run))
-    object.__setattr__(optimized, "_memsaver_trained", _trained(model))
-    object.__setattr__(optimized, "_memsaver_layers", tuple(map(weakref.ref, model.layers)))
     _compiled_like(model, optimized)
-    object.__setattr__(optimized, "_memsaver_compiled", keras_training.last_compiled(optimized))
+    in_place = PlanInPlace(
+        plan=plan,
+        run=run,
+        trained=_trained(model),
+        layers=tuple(map(weakref.ref, model.layers)),
+        compiled=keras_training.last_compiled(optimized),
+    )
+    _put_in_place(optimized, in_place)
     return optimized
+
+
+def _put_in_place(optimized: Any, in_place: PlanInPlace) -> None:
+    """Give an optimized model its plan, where Keras neither tracks nor saves it."""
+    object.__setattr__(optimized, "_memsaver", in_place)
 
 
 def _trained(model: Any) -> tuple[str, ...]:
@@ -240,9 +263,7 @@ def another(model: Any) -> Any:
     """Return the same model, plain or optimized, as another object over the same layers, variables and optimizer."""
     made = _compiled_like(model, _same_model(model, type(model)))
     if is_optimized(model):
-        for name in ("_memsaver", "_memsaver_trained", "_memsaver_layers"):
-            object.__setattr__(made, name, getattr(model, name))
-        object.__setattr__(made, "_memsaver_compiled", keras_training.last_compiled(made))
+        _put_in_place(made, dataclasses.replace(model._memsaver, compiled=keras_training.last_compiled(made)))
     return made
 
 
@@ -268,7 +289,7 @@ def _call_of(base: Any) -> Any:
     @functools.wraps(base.call, updated=())
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         planned = _may_be_differentiated(args, kwargs) and self._check_layers()
-        run = self._memsaver[1] if planned else plain_call
+        run = self._memsaver.run if planned else plain_call
         return run(self, args, kwargs)
 
     # For readers of signatures that do not look behind a wrapper.
@@ -281,7 +302,7 @@ def _train_step_of(base: Any) -> Any:
 
     @functools.wraps(base.train_step, updated=())
     def train_step(self: Any, data: Any) -> Any:
-        return self._memsaver[1](self, data)
+        return self._memsaver.run(self, data)
 
     return train_step
 
