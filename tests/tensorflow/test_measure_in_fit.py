@@ -16,6 +16,7 @@ import tf_memsaver
 from tf_memsaver.check.measure import measure
 from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.plan.plan import Plan
 from tools.shared.models.small import register
 
 WIDTH, DEPTH, BATCH = 64, 16, 4096
@@ -132,6 +133,23 @@ def test_calibrate_plans_for_less_until_real_steps_keep_the_budget(monkeypatch: 
     assert optimized.memsaver_plan.request.budget_bytes <= budget - (peaks[0] - budget)
     assert [v.numpy().tobytes() for v in model.variables] == before
     assert not model.optimizer.built
+
+
+def test_calibrate_takes_a_quicker_plan_where_real_steps_leave_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = deep()
+    careful = tf_memsaver.search_plan(model, data=data(), budget="80%")
+    budget = careful.request.budget_bytes
+
+    def measured(optimized: Any, **how: Any) -> Any:
+        found = measure(optimized, **how)
+        return replace(found, peak_bytes=int(0.7 * optimized.memsaver_plan.highest_peak_bytes))
+
+    monkeypatch.setattr("tf_memsaver.api.measure", measured)
+    monkeypatch.setattr("tf_memsaver.planners.measured.LEAST_COUNTED_STEP", 0)
+    plan = tf_memsaver.optimize(model, data=data(), budget="80%", calibrate=True).memsaver_plan
+    assert plan.step_overhead < careful.step_overhead and plan.highest_peak_bytes > budget
+    assert plan.measured_peak_bytes == int(0.7 * plan.highest_peak_bytes) <= budget == plan.request.budget_bytes
+    assert "real steps took at most" in repr(plan) and Plan.from_json(plan.to_json()) == plan
 
 
 def test_calibrate_needs_a_budget() -> None:

@@ -49,7 +49,7 @@ from tf_memsaver.options.table import (
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.largest import LargestBatch, largest_batch
-from tf_memsaver.planners.measured import plan_that_keeps
+from tf_memsaver.planners.measured import quickest_that_keeps
 from tf_memsaver.program.loop import Loop, mapped, places_of_networks
 from tf_memsaver.program.memo import forget
 from tf_memsaver.program.signature import is_planned_as_a_step
@@ -181,9 +181,7 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     """
     if options["calibrate"] and options["budget"] is None:
         raise InvalidRequestError("calibrate=True compares real steps with a budget. Give one, such as budget='80%'.")
-    traced, plan = _planned(model, options)
-    if options["calibrate"]:
-        plan = _calibrated(traced, plan, options)
+    traced, plan = (_calibrated if options["calibrate"] else _planned)(model, options)
     return _applied(traced.model, plan, options["data"], _subject(traced.model, options))
 
 
@@ -210,19 +208,22 @@ def _subject(model: Any, options: Mapping[str, Any]) -> str:
     return f"model '{model.name}'{'' if is_whole else ' (a step of this model alone: it is not compiled)'}"
 
 
-def _calibrated(traced: Trace, plan: Plan, options: Mapping[str, Any]) -> Plan:
-    """Return the plan, or one for less whose steps keep the budget that it was made for."""
-    limits = part_of(options, PlanOfTraceOptions)
-    how = {"data": options["data"], "step": options["step"], "batch_size": plan.batch_size, "isolate": False}
+def _calibrated(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
+    """Return a model's traced step, and the quickest plan found whose real steps keep the budget."""
+    traced, limits = _traced(model, options), part_of(options, PlanOfTraceOptions)
+
+    def plan_for(limit: int | None) -> Plan:
+        return traced.plan(**(limits if limit is None else {**limits, "budget": limit}))
 
     def measured(plan: Plan) -> int:
         logging.info("tf_memsaver: running real steps of '%s': %s", traced.model.name, plan)
+        how = {"data": options["data"], "step": options["step"], "batch_size": plan.batch_size, "isolate": False}
         return measure(make_optimized(traced.model, plan), **how).peak_bytes
 
-    kept, peak = plan_that_keeps(plan, lambda limit: traced.plan(**{**limits, "budget": limit}), measured)
-    budget = format_bytes(plan.request.budget_bytes or 0)
-    tell(f"tf_memsaver: real steps of '{traced.model.name}' took at most {format_bytes(peak)} of {budget}")
-    return kept
+    plan, budget = quickest_that_keeps(plan_for, measured)
+    took = f"{format_bytes(plan.measured_peak_bytes)} of {format_bytes(budget)}"
+    tell(f"tf_memsaver: real steps of '{traced.model.name}' took at most {took}")
+    return traced, plan
 
 
 @takes(OptimizeOptions)
@@ -251,9 +252,13 @@ def search_plan(model: Any, **options: Unpack[OptimizeOptions]) -> Plan:
 
 def _planned(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
     """Return a model's traced step and its plan."""
-    check_before_tracing(model, options)
-    traced = trace(model, **part_of(options, CaptureOptions))
+    traced = _traced(model, options)
     return traced, traced.plan(**part_of(options, PlanOfTraceOptions))
+
+
+def _traced(model: Any, options: Mapping[str, Any]) -> Trace:
+    check_before_tracing(model, options)
+    return trace(model, **part_of(options, CaptureOptions))
 
 
 @takes(CurveOptions)

@@ -56,6 +56,9 @@ MOST_OF_RACING = 1.15
 The largest of twenty steps of ``fit`` took up to 13% more (MobileNetV2: 216 MiB, 194 played), 17 beside busy processes.
 """
 
+LEAST_OF_PREDICTED = 0.7
+"""Steps take at least this share of the predicted peak, in all but 3 of 120 plans (tools/results/bench_budgets.md)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

@@ -90,7 +90,7 @@ def _answer(report: Report) -> str:
         ),
     ]
     if plan.request.budget_bytes is not None:
-        kept = plan.peak_bytes <= plan.request.budget_bytes
+        kept = (plan.measured_peak_bytes or plan.peak_bytes) <= plan.request.budget_bytes
         cards.append(_card("", "Budget", format_bytes(plan.request.budget_bytes), "kept" if kept else "NOT kept"))
     but = ", except the two peaks above, which XLA's compiler reports" if is_xla else ""
     notes = [_paragraph(_sentence(text)) for text in (plan.advice, plan.note and f"planned {plan.note}") if text]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from tf_memsaver.cost.device import LEAST_OF_PREDICTED
 from tf_memsaver.ir.graph import CODE, Graph, MemoryKind, Phase
 from tf_memsaver.judge.contents import Contents, contents
 from tf_memsaver.judge.estimate import Estimate, units_of
@@ -84,6 +85,14 @@ def _of_budget(plan: Plan) -> str:
     )
 
 
+def advice_once_measured(plan: Plan, budget: int) -> str:
+    """Return the advice of a plan whose real steps keep a budget, which it may have been planned for more than."""
+    planned_for = plan.request.budget_bytes
+    if not plan.recomputed_units and planned_for is not None and planned_for > budget:
+        return f"the plan recomputes nothing: real steps of the plain model keep the budget of {format_bytes(budget)}"
+    return plan.advice.replace(_of_budget(plan), "").strip()
+
+
 def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
     """Return what to do about a recurrent layer that makes most of a peak while it is replayed, or kept, as a whole.
 
@@ -103,11 +112,20 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
     )
 
 
-def smaller_budget_advice(graph: Graph, request: Request, least_bytes: int) -> str:
-    """Return what may give a plan for less than the least budget: to cut along time, or inside layers; or nothing.
+def smaller_budget_advice(graph: Graph, request: Request, least_bytes: int, predicted_bytes: int) -> str:
+    """Return what may give a plan for less than the least budget, or nothing.
 
-    Planning inside layers helps where much of what is kept for the backward pass does not leave its layer.
+    To cut along time; or to plan inside layers, where much of what is kept for the backward pass does not leave its
+    layer. Real steps may take less than the plan of least memory is predicted to.
     """
+    units = _smaller_units_advice(graph, request, least_bytes)
+    real = ""
+    if request.budget_bytes is not None and LEAST_OF_PREDICTED * predicted_bytes <= request.budget_bytes:
+        real = "Steps may take less than predicted: optimize(..., calibrate=True) runs some to find out."
+    return " ".join(filter(None, (units, real)))
+
+
+def _smaller_units_advice(graph: Graph, request: Request, least_bytes: int) -> str:
     time_chunks = time_chunks_advice(graph, request, least_bytes)
     remedy = _SMALLER_UNITS[request.granularity]
     if time_chunks or not remedy or request.time_chunks is not None:

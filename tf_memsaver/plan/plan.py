@@ -40,6 +40,7 @@ class Plan(Summarized):
     Memory, in bytes: ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and
     without the plan. The first includes what the device's allocator usually wastes (``cost.device.HOLES``).
     ``highest_peak_bytes`` is about the most that any step takes; a budget is compared with it (0 in older plan files).
+    ``measured_peak_bytes`` is the most that real steps took, if ``calibrate`` ran some (else 0).
 
     Time: ``step_overhead`` is the predicted extra step time as a share of the plain step's time. ``plan_seconds`` is
     the time that planning took, without tracing. ``bound_seconds`` is a proven lower bound on the seconds that such
@@ -78,6 +79,7 @@ class Plan(Summarized):
     activation_bytes: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
     highest_peak_bytes: int = 0
+    measured_peak_bytes: int = 0
 
     @property
     def fingerprint(self) -> str:
@@ -160,6 +162,7 @@ class Plan(Summarized):
             "peak_bytes": self.peak_bytes,
             "plain_peak_bytes": self.plain_peak_bytes,
             "highest_peak_bytes": self.highest_peak_bytes,
+            "measured_peak_bytes": self.measured_peak_bytes,
             "step_overhead": self.step_overhead,
             "plan_seconds": self.plan_seconds,
             "bound_seconds": self.bound_seconds,
@@ -215,6 +218,7 @@ class Plan(Summarized):
             activation_bytes=of_units(units, "activation_bytes", whole(0)),
             reasons=of_units(units, "reason", text),
             highest_peak_bytes=fields.get_or_none("highest_peak_bytes", whole(0)) or 0,
+            measured_peak_bytes=fields.get_or_none("measured_peak_bytes", whole(0)) or 0,
         )
         if plan.fingerprint != fields.get("fingerprint", text):
             raise PlanFormatError(
@@ -294,6 +298,8 @@ class Plan(Summarized):
         return f"Plan for batch size {self.batch_size}, {self.judged} (planner {self.planner})", rows
 
     def _at_most(self) -> str:
+        if self.measured_peak_bytes:
+            return f"; real steps took at most {format_bytes(self.measured_peak_bytes)}"
         if self.highest_peak_bytes <= self.peak_bytes:
             return ""
         return f", at most about {format_bytes(self.highest_peak_bytes)}"

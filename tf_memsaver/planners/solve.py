@@ -93,7 +93,8 @@ class Plans:
         try:
             choice, peak_bytes = _propose(planner, problem)
         except InfeasibleBudgetError as error:
-            remedy = smaller_budget_advice(self.graph, request, error.least_bytes)
+            predicted = error.predicted_bytes or error.least_bytes
+            remedy = smaller_budget_advice(self.graph, request, error.least_bytes, predicted)
             raise InfeasibleBudgetError(
                 error.budget_bytes,
                 error.least_bytes,
