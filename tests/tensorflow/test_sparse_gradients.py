@@ -80,6 +80,22 @@ def test_tables_are_updated_alike_in_fit(optimizer: str) -> None:
     assert not differing(fitted(model), fitted(optimized))
 
 
+def test_rows_that_one_layer_looks_up_at_each_time_step_are_added_in_the_plain_order() -> None:
+    """All steps get their gradients at once: the first one is the first to be done, not the last."""
+    letters = keras.Sequential([keras.Input((LENGTH // 3,), dtype="int32"), layers.Embedding(TOKENS, WIDTH)])
+    letters.add(layers.GlobalMaxPooling1D())
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = layers.TimeDistributed(letters)(layers.Reshape((3, LENGTH // 3))(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(layers.Dense(WIDTH, "tanh")(x))))
+    optimized = optimized_between_cuts(model, length=2)
+
+    def fitted(trained: Any) -> Any:
+        trained.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+        return fit(trained, ids(58), np.arange(58) % 2, batch_size=16)
+
+    assert not differing(fitted(model), fitted(optimized))
+
+
 def test_gradients_stay_sparse() -> None:
     model = words()
     optimized = optimized_between_cuts(model, length=2)

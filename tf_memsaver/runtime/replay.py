@@ -63,6 +63,13 @@ def _as_finished(gradients: Gradients, variables: Sequence[int], finished: Seque
     return arranged
 
 
+def _as_added(gradients: Gradients, added: Sequence[tf.Operation]) -> list[int]:
+    """Return the places of gradients in the order in which a tape has added them to the graph."""
+    order = {id(each): number for number, each in enumerate(added)}
+    places = {place: value.op for place, value in enumerate(values_of(gradients)) if value is not None}
+    return sorted(places, key=lambda place: order.get(id(places[place]), -1))
+
+
 def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients:
     """Trace what ``replay_eagerly`` does, so that nothing of it starts before the gradients have arrived."""
     function, graph = first.function, tf.compat.v1.get_default_graph()
@@ -91,9 +98,11 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope(f"{FUNCTION_SCOPE}/"):
         targets, upstream = _one_by_one({place: (outputs[place], terms) for place, terms in renamed.items()})
         gradients = _gradients(first, tape, targets, upstream, sources, gate)
+    added = graph.get_operations()[start:]
+    count = sum(first.counts)
+    gradients[count:] = _as_finished(gradients[count:], first.variables, _as_added(gradients[count:], added))
     values = values_of(gradients)
     found = [each for each in values if each is not None]
-    added = graph.get_operations()[start:]
     parity.free_constants(replayed, gate)
     read = parity.read_in_replay(inputs, replayed, added, outputs, arrived, found, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
