@@ -28,6 +28,9 @@ from tf_memsaver.program.kept_objects import slots_of
 _PASSED = frozenset("DebugGradientIdentity EnsureShape Identity PreventGradient Reshape Snapshot StopGradient".split())
 """Operations that hand on the numbers of their first input."""
 
+_OF_LOOP = "NextIteration"
+"""Closes the circle of a loop: what is made inside one is not compared."""
+
 _GATE = "memsaver_gate"
 """What is in the name of a zero by which a replay waits: it is taken from what has to wait."""
 
@@ -167,11 +170,11 @@ class Expressions:
     def attributes(self, output: Output) -> list[Any]:
         """Return the attributes of the node of an output that matter for what it computes."""
         attributes = sorted(self.node(output).attr.items())
-        left_out = ("_", "container", "shape", "shared_name", "output_shapes", "Tshape", "Index")
+        left_out = "_ Index Tshape container frame_name output_shapes parallel_iterations shape shared_name".split()
         found: list[Any] = [
             (name, value.SerializeToString(deterministic=True))
             for name, value in attributes
-            if not name.startswith(left_out)
+            if not name.startswith(tuple(left_out))
         ]
         return [*found, *self._dimensions(output)]
 
@@ -219,12 +222,14 @@ class Expressions:
 
     def _is_leaf(self, output: Output) -> bool:
         node = self.node(output)
-        return node.op in ("Const", "_Arg", "_DeviceArg") or self._is_size(node)
+        return node.op in ("Const", "_Arg", "_DeviceArg", _OF_LOOP) or self._is_size(node)
 
     def _leaf(self, output: Output) -> str:
         node = self.node(output)
         if self._is_size(node):
             return "size"
+        if node.op == _OF_LOOP:
+            return "what an iteration has made"
         if node.op != "Const":
             return self._argument(node)
         value = tf.make_ndarray(node.attr["value"].tensor)
