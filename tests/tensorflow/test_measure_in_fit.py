@@ -13,6 +13,7 @@ from absl import logging
 from keras import layers
 
 import tf_memsaver
+from tf_memsaver.api.asked import bytes_of_others
 from tf_memsaver.check.measure import measure
 from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.errors import InvalidRequestError
@@ -128,6 +129,7 @@ def test_calibrate_plans_for_less_until_real_steps_keep_the_budget(monkeypatch: 
         return replace(found, peak_bytes=peaks[-1])
 
     monkeypatch.setattr("tf_memsaver.api.measure", measured)
+    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda _: 0)
     optimized = tf_memsaver.optimize(model, data=data(), budget="80%", calibrate=True)
     assert peaks[0] > budget >= peaks[-1]
     assert optimized.memsaver_plan.request.budget_bytes <= budget - (peaks[0] - budget)
@@ -145,11 +147,28 @@ def test_calibrate_takes_a_quicker_plan_where_real_steps_leave_room(monkeypatch:
         return replace(found, peak_bytes=int(0.7 * optimized.memsaver_plan.highest_peak_bytes))
 
     monkeypatch.setattr("tf_memsaver.api.measure", measured)
+    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda _: 0)
     monkeypatch.setattr("tf_memsaver.planners.measured.LEAST_COUNTED_STEP", 0)
     plan = tf_memsaver.optimize(model, data=data(), budget="80%", calibrate=True).memsaver_plan
     assert plan.step_overhead < careful.step_overhead and plan.highest_peak_bytes > budget
     assert plan.measured_peak_bytes == int(0.7 * plan.highest_peak_bytes) <= budget == plan.request.budget_bytes
     assert "real steps took at most" in repr(plan) and Plan.from_json(plan.to_json()) == plan
+
+
+def test_calibrate_takes_off_what_the_process_holds_beside_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, others = deep(), tf.zeros(32 << 20, tf.uint8)
+    taken, peaks = bytes_of_others(model), list[int]()
+    assert taken == pytest.approx(others.shape[0], abs=2 << 20)
+
+    def measured(*args: Any, **how: Any) -> Any:
+        found = measure(*args, **how)
+        peaks.append(found.peak_bytes)
+        return found
+
+    monkeypatch.setattr("tf_memsaver.api.measure", measured)
+    plan = tf_memsaver.optimize(model, data=data(), budget="90%", calibrate=True).memsaver_plan
+    assert plan.measured_peak_bytes + taken == pytest.approx(peaks[-1], abs=8 << 20)
+    assert plan.measured_peak_bytes <= plan.request.budget_bytes < others.shape[0]
 
 
 def test_calibrate_needs_a_budget() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from tf_memsaver.api.asked import (
+    bytes_of_others,
     check_before_tracing,
     part_of,
     request_of,
@@ -218,7 +219,8 @@ def _calibrated(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
     def measured(plan: Plan) -> int:
         logging.info("tf_memsaver: running real steps of '%s': %s", traced.model.name, plan)
         how = {"data": options["data"], "step": options["step"], "batch_size": plan.batch_size, "isolate": False}
-        return measure(make_optimized(traced.model, plan), **how).peak_bytes
+        others = bytes_of_others(traced.model)
+        return measure(make_optimized(traced.model, plan), **how).peak_bytes - others
 
     plan, budget = quickest_that_keeps(plan_for, measured)
     took = f"{format_bytes(plan.measured_peak_bytes)} of {format_bytes(budget)}"

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tf_memsaver.check.watch import device_name
 from tf_memsaver.compat.devices import bytes_left
 from tf_memsaver.compat.keras_training import fit_compiles, own_optimizer
 from tf_memsaver.compat.keras_variables import bytes_of
@@ -119,6 +120,16 @@ def _bytes_left() -> int:
             "budget='6GiB'."
         )
     return left
+
+
+def bytes_of_others(model: Any) -> int:
+    """Return what this process holds on the device that is none of a model's: data on a CPU, or other models.
+
+    Of a loop nobody knows what is its own: 0. What a CPU's allocator does not count of a model is taken for counted.
+    """
+    if not isinstance(model, keras.Model):
+        return 0
+    return max(0, int(tf.config.experimental.get_memory_info(device_name())["current"]) - _bytes_taken(model))
 
 
 def _bytes_taken(model: Any) -> int:

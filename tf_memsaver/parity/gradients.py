@@ -114,9 +114,10 @@ def _copied(gate: tf.Tensor, gradient: tf.Tensor, ending: str, name: str | None 
 def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
     """Return the gradient that arrived for a replayed output so that graph optimisation sees that they have one shape.
 
-    A size that is not known has a symbol, and a replay often gets another one than the forward pass, from which the
-    gradient has its own. Factors of a product of which it is not known that they have one shape are put into another
-    order. A view of the gradient, in the shape of what the replay made, has the replay's symbol.
+    A size that is not known has a symbol. Where a replay makes symbols, they are others than those of the forward pass,
+    from which the gradient has its own. Factors of a product of which it is not known that they have one shape are put
+    into another order. A view of the gradient, in the shape of what the replay made, has the replay's symbol. There is
+    none where the replay has its symbols from what it reads: a view is one more factor, which moves constants.
 
     What has symbols of its own in the plain step, too, keeps them (``has_sizes_of_its_own``), unless an ``Einsum``
     makes them those of its operands: it does so in the plain step, and a replay that ends with it does not run it.
@@ -127,21 +128,21 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
         if factor is not None:
             return tf.broadcast_to(gradient, _shape_by_labels(output, factor))
         source = _read_by_products(output)
-        if source is not None and not has_sizes_of_its_own(gradient, first):
+        if source is not None and has_sizes_of_its_own(output, first) and not has_sizes_of_its_own(gradient, first):
             return tf.broadcast_to(gradient, tf.shape(source))
     return gradient
 
 
-def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
-    """Whether a gradient for an output of a first run has its sizes from what gives them new symbols.
+def has_sizes_of_its_own(later: tf.Tensor, first: tf.Tensor) -> bool:
+    """Whether a gradient for an output of a first run, or its replay, has its sizes from what gives them new symbols.
 
-    An output of known sizes, or that no product is made of, has no such gradient.
+    That is: after the first run. An output of known sizes, or that no product is made of, has no such gradient.
     """
     if _read_by_products(first) is None:
         return False
-    start = place_of(first.op) if first.graph is gradient.graph else 0
+    start = place_of(first.op) if first.graph is later.graph else 0
     own: dict[int, bool] = {}
-    pending = [gradient]
+    pending = [later]
     while pending:
         tensor = pending[-1]
         is_later = place_of(tensor.op) >= start and not (tensor.dtype != tf.variant and tensor.shape.is_fully_defined())
@@ -159,7 +160,7 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
             pending.append(unknown[0])
             continue
         pending.pop()
-    return own[id(gradient)]
+    return own[id(later)]
 
 
 def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:

@@ -28,7 +28,7 @@ WELL_USED, AIM, MOST_USED = 0.9, 0.93, 0.95
 predicted to take more than the budget may use the third: other steps take a little more than those that were run."""
 
 CHEAP = 0.01
-"""A step that is longer by such a share cannot be made much quicker."""
+"""Share of the plain step's time that is not worth running another plan's steps for."""
 
 
 def plan_that_keeps(plan: Plan, plan_for: Callable[[int], Plan], measure: Measure) -> tuple[Plan, int]:
@@ -99,7 +99,7 @@ def _raised(plan: Plan, budget: int, plan_for: Callable[[int], Plan], measure: M
     limit, broken = max(budget, plan.highest_peak_bytes), None
     for _ in range(MOST_RAISES):
         peak = plan.measured_peak_bytes
-        if peak > WELL_USED * budget or peak < LEAST_COUNTED_STEP or plan.step_overhead <= CHEAP:
+        if peak > WELL_USED * budget or peak < LEAST_COUNTED_STEP:
             break
         # What is measured is about the same share of what is predicted, for this plan and the next.
         wanted = int(AIM * budget / peak * max(plan.peak_bytes, plan.highest_peak_bytes))
@@ -108,7 +108,7 @@ def _raised(plan: Plan, budget: int, plan_for: Callable[[int], Plan], measure: M
         if wanted <= limit + budget // LEAST_MARGIN:
             break
         quicker = plan_for(wanted)
-        if quicker.step_overhead >= plan.step_overhead:
+        if quicker.step_overhead > plan.step_overhead - CHEAP:
             break
         took = measure(quicker)
         if took <= _most_used(quicker) * budget:
