@@ -25,7 +25,7 @@ from tests.tensorflow.plans import (
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat.onednn import takes_onednn
 from tf_memsaver.ir.segments import Segment, SegmentMode
-from tf_memsaver.parity.gradients import maker_of
+from tf_memsaver.parity.gradients import maker_of, of_shape
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
 from tools.shared.models.random_fit import fitted, random_fit_case
@@ -453,6 +453,20 @@ class RungeKutta(layers.Layer):
         for last in self.last:
             x = x + last(x)
         return x
+
+
+@pytest.mark.parametrize("reshapes", [False, True])
+def test_a_gradient_gets_the_shape_of_a_replay_that_makes_sizes_of_its_own(reshapes: bool) -> None:
+    def product(x: tf.Tensor) -> tf.Tensor:
+        x = tf.reshape(x, [-1, 4]) if reshapes else x
+        return tf.math.erfc(x) * (0.5 * x)
+
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (None, 4))
+        first = product(x)
+        gradient = tf.identity(first) * 2.0
+        output = product(x - tf.zeros(()))
+        assert (of_shape(gradient, output, first) is not gradient) == reshapes
 
 
 def test_sums_of_sums_have_the_numbers_of_the_plain_step_in_their_names() -> None:

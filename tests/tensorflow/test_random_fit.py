@@ -36,7 +36,7 @@ from tools.shared.models.random_fit import (
 )
 from tools.shared.records import differing
 
-_USUAL = (2, 3, 4, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 6, 9)))
+_USUAL = (2, 3, 4, 5, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 6, 9, 30)))
 _MANY = int(os.environ.get("RANDOM_FIT", "0"))
 
 GRANULARITIES = ("layer", "op")
