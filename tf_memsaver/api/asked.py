@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.check.watch import device_name
+from tf_memsaver.compat.counting import check_counted
 from tf_memsaver.compat.devices import bytes_left
 from tf_memsaver.compat.keras_training import fit_compiles, own_optimizer
 from tf_memsaver.compat.keras_variables import bytes_of
@@ -126,10 +127,15 @@ def bytes_of_others(model: Any) -> int:
     """Return what this process holds on the device that is none of a model's: data on a CPU, or other models.
 
     Of a loop nobody knows what is its own: 0. What a CPU's allocator does not count of a model is taken for counted.
+
+    Raises:
+      MeasurementError: nothing counts the device's memory.
     """
+    device = device_name()
+    check_counted(device)
     if not isinstance(model, keras.Model):
         return 0
-    return max(0, int(tf.config.experimental.get_memory_info(device_name())["current"]) - _bytes_taken(model))
+    return max(0, int(tf.config.experimental.get_memory_info(device)["current"]) - _bytes_taken(model))
 
 
 def _bytes_taken(model: Any) -> int:
