@@ -161,8 +161,8 @@ def test_calibrate_takes_off_what_the_process_holds_beside_the_model(monkeypatch
     gc.collect()
     before, others = bytes_of_others(model), tf.zeros(32 << 20, tf.uint8)
     taken = bytes_of_others(model)
-    # The allocator hands out a chunk of up to twice the size.
-    assert others.shape[0] <= taken - before <= 2 * others.shape[0]
+    # The allocator hands out a chunk of up to twice the size, and does not count the model's small weights.
+    assert others.shape[0] - (1 << 20) <= taken - before <= 2 * others.shape[0]
 
     def measured(*args: Any, **how: Any) -> Any:
         found = measure(*args, **how)
