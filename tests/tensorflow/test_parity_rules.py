@@ -427,6 +427,20 @@ def test_a_replay_that_ends_with_an_einsum_has_the_symbols_of_its_operands() -> 
         assert differing(plain, trained_by_fit(optimized, EXACT.without(Rule.ARRIVING_SHAPES)))
 
 
+@pytest.mark.parametrize("reshapes", [False, True])
+def test_a_gradient_gets_the_shape_of_a_replay_that_makes_sizes_of_its_own(reshapes: bool) -> None:
+    def product(x: tf.Tensor) -> tf.Tensor:
+        x = tf.reshape(x, [-1, 4]) if reshapes else x
+        return tf.math.erfc(x) * (0.5 * x)
+
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (None, 4))
+        first = product(x)
+        gradient = tf.identity(first) * 2.0
+        output = product(x - tf.zeros(()))
+        assert (of_shape(gradient, output, first) is not gradient) == reshapes
+
+
 class Slope(layers.Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -453,20 +467,6 @@ class RungeKutta(layers.Layer):
         for last in self.last:
             x = x + last(x)
         return x
-
-
-@pytest.mark.parametrize("reshapes", [False, True])
-def test_a_gradient_gets_the_shape_of_a_replay_that_makes_sizes_of_its_own(reshapes: bool) -> None:
-    def product(x: tf.Tensor) -> tf.Tensor:
-        x = tf.reshape(x, [-1, 4]) if reshapes else x
-        return tf.math.erfc(x) * (0.5 * x)
-
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, (None, 4))
-        first = product(x)
-        gradient = tf.identity(first) * 2.0
-        output = product(x - tf.zeros(()))
-        assert (of_shape(gradient, output, first) is not gradient) == reshapes
 
 
 def test_sums_of_sums_have_the_numbers_of_the_plain_step_in_their_names() -> None:

@@ -324,8 +324,8 @@ class CalibratedOptions(OptimizeOptions, total=False):
             help="run twenty real steps, and plan again until they keep the budget and use it well",
             more="If the steps take more than the budget, plans for less memory are tried. If they take less than nine "
             "tenths of it, up to three quicker plans are tried, although they are predicted to take more. If all "
-            "plans are predicted to take more, the plan of least memory is tried. The steps run in this process; what "
-            "it holds besides the model, such as data, is taken off. With ``step=`` it counts. The model does not "
+            "plans are predicted to take more, the plan of least memory is tried. The steps run in this process. What "
+            "it holds besides the model, such as data, does not count, except with ``step=``. The model does not "
             "change. Each plan that is tried is traced once more.",
             default=False,
             value="",

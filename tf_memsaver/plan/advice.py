@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tf_memsaver.cost.device import LEAST_OF_PREDICTED
+from tf_memsaver.errors import InfeasibleBudgetError
 from tf_memsaver.ir.graph import CODE, Graph, MemoryKind, Phase
 from tf_memsaver.judge.contents import Contents, contents
 from tf_memsaver.judge.estimate import Estimate, units_of
@@ -112,17 +113,20 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
     )
 
 
-def smaller_budget_advice(graph: Graph, request: Request, least_bytes: int, predicted_bytes: int) -> str:
+def may_be_kept(error: InfeasibleBudgetError) -> bool:
+    """Whether real steps may keep a budget that no plan is predicted to keep: they may take less than predicted."""
+    return LEAST_OF_PREDICTED * (error.predicted_bytes or error.least_bytes) <= error.budget_bytes
+
+
+def smaller_budget_advice(graph: Graph, request: Request, error: InfeasibleBudgetError) -> str:
     """Return what may give a plan for less than the least budget, or nothing.
 
     To cut along time; or to plan inside layers, where much of what is kept for the backward pass does not leave its
     layer. Real steps may take less than the plan of least memory is predicted to.
     """
-    units = _smaller_units_advice(graph, request, least_bytes)
-    real = ""
-    if request.budget_bytes is not None and LEAST_OF_PREDICTED * predicted_bytes <= request.budget_bytes:
-        real = "Steps may take less than predicted: optimize(..., calibrate=True) runs some to find out."
-    return " ".join(filter(None, (units, real)))
+    units = _smaller_units_advice(graph, request, error.least_bytes)
+    real = "Real steps may take less than predicted: optimize(..., calibrate=True) runs some to find out."
+    return " ".join(filter(None, (units, real if may_be_kept(error) else "")))
 
 
 def _smaller_units_advice(graph: Graph, request: Request, least_bytes: int) -> str:

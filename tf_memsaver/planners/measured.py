@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tf_memsaver.cost.device import LEAST_COUNTED_STEP, LEAST_OF_PREDICTED, MOST_OF_RACING
+from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING
 from tf_memsaver.errors import InfeasibleBudgetError
-from tf_memsaver.plan.advice import advice_once_measured
+from tf_memsaver.plan.advice import advice_once_measured, may_be_kept
 from tf_memsaver.plan.plan import Plan
 
 Measure = Callable[[Plan], int]
@@ -72,7 +72,7 @@ def quickest_that_keeps(plan_for: Callable[[int | None], Plan], measure: Measure
     try:
         plan = plan_for(None)
     except InfeasibleBudgetError as error:
-        if LEAST_OF_PREDICTED * (error.predicted_bytes or error.least_bytes) > error.budget_bytes:
+        if not may_be_kept(error):
             raise
         budget, plan = error.budget_bytes, plan_for(error.least_bytes)
         peak = measure(plan)

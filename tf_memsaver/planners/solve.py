@@ -93,8 +93,7 @@ class Plans:
         try:
             choice, peak_bytes = _propose(planner, problem)
         except InfeasibleBudgetError as error:
-            predicted = error.predicted_bytes or error.least_bytes
-            remedy = smaller_budget_advice(self.graph, request, error.least_bytes, predicted)
+            remedy = smaller_budget_advice(self.graph, request, error)
             raise InfeasibleBudgetError(
                 error.budget_bytes,
                 error.least_bytes,

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.gradient_terms import gradients_in_terms
-from tf_memsaver.compat.graphs import is_compiled_by_xla
+from tf_memsaver.compat.graphs import is_compiled_by_xla, place_of
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.control import is_kernel, waited_for
 from tf_memsaver.parity.gates import Gates, after
@@ -63,11 +63,10 @@ def _as_finished(gradients: Gradients, variables: Sequence[int], finished: Seque
     return arranged
 
 
-def _as_added(gradients: Gradients, added: Sequence[tf.Operation]) -> list[int]:
+def _as_added(gradients: Gradients) -> list[int]:
     """Return the places of gradients in the order in which a tape has added them to the graph."""
-    order = {id(each): number for number, each in enumerate(added)}
-    places = {place: value.op for place, value in enumerate(values_of(gradients)) if value is not None}
-    return sorted(places, key=lambda place: order.get(id(places[place]), -1))
+    added = {place: place_of(value.op) for place, value in enumerate(values_of(gradients)) if value is not None}
+    return sorted(added, key=added.__getitem__)
 
 
 def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients:
@@ -98,11 +97,11 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     with contextlib.nullcontext() if function.forward_first is None else tf.name_scope(f"{FUNCTION_SCOPE}/"):
         targets, upstream = _one_by_one({place: (outputs[place], terms) for place, terms in renamed.items()})
         gradients = _gradients(first, tape, targets, upstream, sources, gate)
-    added = graph.get_operations()[start:]
     count = sum(first.counts)
-    gradients[count:] = _as_finished(gradients[count:], first.variables, _as_added(gradients[count:], added))
+    gradients[count:] = _as_finished(gradients[count:], first.variables, _as_added(gradients[count:]))
     values = values_of(gradients)
     found = [each for each in values if each is not None]
+    added = graph.get_operations()[start:]
     parity.free_constants(replayed, gate)
     read = parity.read_in_replay(inputs, replayed, added, outputs, arrived, found, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):

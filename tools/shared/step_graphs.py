@@ -28,6 +28,9 @@ from tf_memsaver.program.kept_objects import slots_of
 _PASSED = frozenset("DebugGradientIdentity EnsureShape Identity PreventGradient Reshape Snapshot StopGradient".split())
 """Operations that hand on the numbers of their first input."""
 
+_LEFT_OUT = tuple("_ Index Tshape container frame_name output_shapes parallel_iterations shape shared_name".split())
+"""How the names of attributes begin that do not matter for what an operation computes."""
+
 _OF_LOOP = "NextIteration"
 """Closes the circle of a loop: what is made inside one is not compared."""
 
@@ -170,11 +173,10 @@ class Expressions:
     def attributes(self, output: Output) -> list[Any]:
         """Return the attributes of the node of an output that matter for what it computes."""
         attributes = sorted(self.node(output).attr.items())
-        left_out = "_ Index Tshape container frame_name output_shapes parallel_iterations shape shared_name".split()
         found: list[Any] = [
             (name, value.SerializeToString(deterministic=True))
             for name, value in attributes
-            if not name.startswith(tuple(left_out))
+            if not name.startswith(_LEFT_OUT)
         ]
         return [*found, *self._dimensions(output)]
 
