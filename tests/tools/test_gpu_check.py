@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,22 @@ def test_what_fails_is_told_and_stops_nothing() -> None:
 def test_what_there_is_no_time_for_says_so() -> None:
     rows = list(check.rows_of(ALL, check.LEAST_SECONDS / 2, lambda checked, seconds: pytest.fail("it is over")))
     assert len(rows) == len(ALL) and all(row["error"].startswith("not run:") for row in rows)
+
+
+def test_several_at_a_time_are_compared_with_their_plain_step() -> None:
+    began: dict[Checked, float] = {}
+
+    def run(checked: Checked, seconds: float) -> tuple[dict[str, Any], Any]:
+        began[checked] = time.monotonic()
+        time.sleep(0.02 if checked.variant == PLAIN else 0.001)
+        return {}, an_outcome()
+
+    rows = list(check.rows_of(ALL, 1000.0, run, jobs=4))
+    assert len(rows) == len(ALL) == len(began)
+    assert all(("parity" in row) == (row["variant"] != PLAIN) for row in rows)
+    assert max(began.values()) - min(began.values()) < 0.02 * len(TRAINED) * len(MODES)
+    assert check.jobs_on({"memory_mib": 81559}) == max(1, min(4, (os.cpu_count() or 1) // check.JOB_CORES))
+    assert check.jobs_on({"memory_mib": 8188}) == check.jobs_on({"memory_mib": 0}) == 1
 
 
 def test_parity_says_how_much_differs() -> None:

@@ -6,7 +6,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -63,8 +63,8 @@ class Outcome:
     variables: list[Any] = field(default_factory=list)
 
 
-def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcome:
-    """Return what comes out of training an example; ``options`` go to ``tf_memsaver.optimize``."""
+def train(make: Callable[[], Made], *, memsaver: bool, callbacks: Sequence[Any] = (), **options: Any) -> Outcome:
+    """Return what comes out of training an example; ``callbacks`` are for ``fit``, ``options`` for ``optimize``."""
     count_memory()
     keras.utils.set_random_seed(0)
     model, data = make()
@@ -81,7 +81,10 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
         outcome.optimize_seconds = time.perf_counter() - begin
         outcome.predicted_bytes, outcome.plain_predicted_bytes = plan.peak_bytes, plan.plain_peak_bytes
         outcome.warns = bool(plan.advice)
-    outcome.losses = _looped(model, data, watch) if isinstance(model, Loop) else _fitted(model, data, watch)
+    if isinstance(model, Loop):
+        outcome.losses = _looped(model, data, watch)
+    else:
+        outcome.losses = _fitted(model, data, [*callbacks, watch])
     outcome.peak_bytes, outcome.live_bytes = max(watch.steps.peaks), max(watch.steps.lives)
     outcome.step_seconds = statistics.median(watch.steps.seconds[1:])
     outcome.variables = [np.asarray(variable) for variable in model.variables]
@@ -96,8 +99,8 @@ def train(make: Callable[[], Made], *, memsaver: bool, **options: Any) -> Outcom
     return outcome
 
 
-def _fitted(model: Any, data: Any, watch: StepWatch) -> dict[str, list[float]]:
-    history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[watch])
+def _fitted(model: Any, data: Any, callbacks: Sequence[Any]) -> dict[str, list[float]]:
+    history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=[*callbacks])
     return {name: [float(value) for value in values] for name, values in history.history.items()}
 
 

@@ -2,11 +2,12 @@
 
 ResNet50 (224 pixels, batch 32) and a model of the size of BERT-base (256 tokens, batch 16) are trained by Keras's own
 ``fit``, twenty steps, in TensorFlow's executor and compiled by XLA: plain, by our plan, by Chen's √n plan, and with
-Keras's RematScope. Each is trained in a process of its own. The JSON file has for each what was predicted, what XLA's
-compiler told, what the device's allocator counted, the step's time, and how far losses and weights are from the plain
-model's; of a plain model that is trained twice one sees how far that is from itself. What fails has its error in the
-row, and what the time does not suffice for says so. Without a GPU small models are trained on the CPU, which shows that
-the check works and nothing else.
+Keras's RematScope. Each is trained in a process of its own, as many at a time as there is room for; all but the first
+step of each is timed with no other in its steps. The JSON file has for each what was predicted, what XLA's compiler
+told, what the device's allocator counted, the step's time, and how far losses and weights are from the plain model's;
+of a plain model that is trained twice one sees how far that is from itself. What fails has its error in the row, and
+what the time does not suffice for says so. Without a GPU small models are trained on the CPU, which shows that the
+check works and nothing else.
 
 Some kernels of GPUs add up in any order, so that two trainings of one model differ. With ``--deterministic`` TensorFlow
 takes others, which are slower: then all figures of the plain model and of an optimized one should be equal.
@@ -14,8 +15,13 @@ takes others, which are slower: then all figures of the plain model and of an op
 
 from __future__ import annotations
 
+import functools
+import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +39,16 @@ _MODELS = flags.DEFINE_list("models", list(USUAL), f"models to train, of {', '.j
 _MODES = flags.DEFINE_list("modes", list(MODES), "graph, xla or both")
 _VARIANTS = flags.DEFINE_list("variants", list(VARIANTS), "which of each to train")
 _DETERMINISTIC = flags.DEFINE_bool("deterministic", False, "take kernels that always add up in the same order")
+_JOBS = flags.DEFINE_integer("jobs", None, "processes at a time (default: what the GPU and the cores have room for)", 1)
 _OUTPUT = flags.DEFINE_string("output", str(ROOT / "out" / "gpu_check.json"), "where to write the JSON")
 
 MINUTES, REDUCED_MINUTES = 8.0, 2.0
 
-CELL_SHARE = 0.35
-"""What one process may take of all the time: XLA compiles up to six steps for a plan, and the step itself."""
+CELL_SHARE, CELLS_SHARE = 0.35, 0.8
+"""What one process may take of all the time, and if several run at a time: XLA compiles up to six steps for a plan."""
+
+JOB_MIB, JOB_CORES = 16 * 1024, 3
+"""The GPU's memory and the cores that are enough for one process: so many as there is room for run at a time."""
 
 LEAST_SECONDS = 10.0
 """With less time than this left nothing more is begun."""
@@ -68,36 +78,55 @@ def cells(
     ]
 
 
-def rows_of(wanted: Sequence[Checked], seconds: float, run: Run) -> Iterator[dict[str, Any]]:
-    """Yield a row for each of what is wanted, as it is trained; after so many seconds the rest is left out."""
+def rows_of(wanted: Sequence[Checked], seconds: float, run: Run, jobs: int = 1) -> Iterator[dict[str, Any]]:
+    """Yield a row for each of what is wanted, as it is trained; after so many seconds the rest is left out.
+
+    A row waits for that of its plain step, which it is compared with.
+    """
     end = time.monotonic() + seconds
+    most = (CELL_SHARE if jobs == 1 else CELLS_SHARE) * seconds
     plain: dict[tuple[str, str], Any] = {}
-    for checked in wanted:
-        row = dict(zip(Checked._fields, checked, strict=True))
-        left = end - time.monotonic()
-        if left < LEAST_SECONDS:
-            yield {**row, "error": f"not run: {seconds / 60:g} minutes were over (--minutes)"}
-            continue
-        try:
-            fields, outcome = run(checked, min(left, CELL_SHARE * seconds))
-        except Exception as error:
-            yield {**row, "error": error_text(error, 500)}
-            continue
-        row |= fields
-        if outcome is None:
-            yield row
-            continue
-        row |= _figures(outcome)
-        if checked.variant == PLAIN:
-            plain[checked.model, checked.mode] = outcome
-        elif (checked.model, checked.mode) in plain:
-            row["parity"] = parity(plain[checked.model, checked.mode], outcome)
-        yield row
+    waiting: dict[tuple[str, str], list[tuple[dict[str, Any], Any]]] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(_row_of, checked, end, most, run): checked for checked in wanted}
+        left = Counter((each.model, each.mode) for each in wanted if each.variant == PLAIN)
+        for done in as_completed(running):
+            checked = running[done]
+            of = checked.model, checked.mode
+            if checked.variant == PLAIN:
+                left[of] -= 1
+                row, plain[of] = done.result()
+                yield row
+            else:
+                waiting.setdefault(of, []).append(done.result())
+            if not left[of]:
+                for row, outcome in waiting.pop(of, ()):
+                    if outcome is not None and plain.get(of) is not None:
+                        row["parity"] = parity(plain[of], outcome)
+                    yield row
 
 
-def _in_own_process(checked: Checked, seconds: float) -> tuple[dict[str, Any], Any]:
-    fields, outcome = in_own_process(outcome_of, checked, timeout=seconds)
+def _row_of(checked: Checked, end: float, most: float, run: Run) -> tuple[dict[str, Any], Any]:
+    """Return the row of a training that is run before ``end``, in ``most`` seconds, and its outcome, if it has one."""
+    row = dict(zip(Checked._fields, checked, strict=True))
+    left = end - time.monotonic()
+    if left < LEAST_SECONDS:
+        return {**row, "error": "not run: the time was over (--minutes)"}, None
+    try:
+        fields, outcome = run(checked, min(left, most))
+    except Exception as error:
+        return {**row, "error": error_text(error, 500)}, None
+    return {**row, **fields, **({} if outcome is None else _figures(outcome))}, outcome
+
+
+def _in_own_process(turns: str, checked: Checked, seconds: float) -> tuple[dict[str, Any], Any]:
+    fields, outcome = in_own_process(outcome_of, checked, turns, timeout=seconds)
     return fields, outcome
+
+
+def jobs_on(there: Mapping[str, Any]) -> int:
+    """Return how many processes have room on a machine at a time, by its GPU's memory and its cores."""
+    return max(1, min(there["memory_mib"] // JOB_MIB, (os.cpu_count() or 1) // JOB_CORES))
 
 
 def _figures(outcome: Any) -> dict[str, Any]:
@@ -162,13 +191,19 @@ def main(_: list[str]) -> int:
             "There is no GPU that TensorFlow sees: small models are trained on the CPU. No figure says more than that."
         )
     minutes = _MINUTES.value or (REDUCED_MINUTES if reduced else MINUTES)
-    about = {"device": there, "reduced": reduced, "minutes": minutes}
+    jobs = _JOBS.value or jobs_on(there)
+    about = {"device": there, "reduced": reduced, "minutes": minutes, "jobs": jobs}
     rows: list[dict[str, Any]] = []
     wanted = cells(_MODELS.value, _MODES.value, _VARIANTS.value, reduced=reduced, deterministic=_DETERMINISTIC.value)
-    for row in rows_of(wanted, 60 * minutes, _in_own_process):
-        rows.append(row)
-        write_rows(_OUTPUT.value, rows, **about)
-        print(table([row]).splitlines()[-1], flush=True)
+    if jobs > 1:
+        os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # Or the first process takes all of the GPU.
+    with tempfile.NamedTemporaryFile() as turns:
+        run = functools.partial(_in_own_process, turns.name)
+        for row in rows_of(wanted, 60 * minutes, run, jobs):
+            rows.append(row)
+            rows.sort(key=lambda row: wanted.index(Checked(*(row[name] for name in Checked._fields))))
+            write_rows(_OUTPUT.value, rows, **about)
+            print(table([row]).splitlines()[-1], flush=True)
     print(f"\n{table(rows)}\n\nwritten to {Path(_OUTPUT.value)}")
     return 0
 

@@ -60,23 +60,25 @@ class Checked(NamedTuple):
     deterministic: bool
 
 
-def outcome_of(checked: Checked) -> tuple[dict[str, Any], Outcome | None]:
+def outcome_of(checked: Checked, turns: str) -> tuple[dict[str, Any], Outcome | None]:
     """Return what is told of a step before it is run, as the fields of a row, and what comes out of training.
 
     What fails is told in ``error``, in words: errors of TensorFlow's may hold what cannot go to another process.
+    ``turns`` is a file that is locked while steps are timed.
     """
     told: dict[str, Any] = {}
     try:
-        return told, _train(checked, told)
+        return told, _train(checked, told, turns)
     except Exception as error:
         return {**told, "error": error_text(error, 500)}, None
 
 
-def _train(checked: Checked, told: dict[str, Any]) -> Outcome:
+def _train(checked: Checked, told: dict[str, Any], turns: str) -> Outcome:
     import tensorflow as tf
 
     from tf_memsaver.check.watch import device_name
     from tools.examples.running import train
+    from tools.gpu.turns import TakesTurns
     from tools.shared.memory import one_region
 
     if checked.deterministic:
@@ -92,7 +94,7 @@ def _train(checked: Checked, told: dict[str, Any]) -> Outcome:
             told.update(fields, plan_seconds=time.perf_counter() - begun)
         return model, data
 
-    return train(make, memsaver=False)
+    return train(make, memsaver=False, callbacks=[TakesTurns(turns)])
 
 
 def _made(checked: Checked) -> tuple[Any, Any]:
@@ -128,7 +130,10 @@ def _planned(model: Any, data: Any, options: dict[str, Any]) -> tuple[Any, dict[
 
 
 def device() -> dict[str, Any]:
-    """Return what trains here: GPUs by TensorFlow, its build, the driver; ``gpus`` is empty on a machine without."""
+    """Return what trains here: GPUs by TensorFlow, its build, the driver; ``gpus`` is empty on a machine without.
+
+    ``memory_mib`` is that of the first GPU, 0 where NVIDIA's tool does not tell it.
+    """
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -136,14 +141,16 @@ def device() -> dict[str, Any]:
     return {
         "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
         "built_for": {name: build.get(name) for name in ("cuda_version", "cudnn_version")},
-        "driver": _driver() if gpus else None,
+        "driver": _told_by_driver("driver_version") if gpus else "",
+        "memory_mib": int(_told_by_driver("memory.total") or 0) if gpus else 0,
     }
 
 
-def _driver() -> str | None:
-    """Return the version of NVIDIA's driver and the memory of each GPU, as its tool says, if it is there."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+def _told_by_driver(name: str) -> str:
+    """Return what NVIDIA's tool says of the first GPU, or nothing where it is not there."""
+    asked = ["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader,nounits"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.split()
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
+    return told[0] if told else ""

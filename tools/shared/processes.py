@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,17 +25,16 @@ def in_own_process(task: Callable[..., Any], *arguments: Any, timeout: float | N
     Raises:
       TimeoutError: it took more than ``timeout`` seconds; the process is ended.
     """
-    before = set(multiprocessing.active_children())
     with _own_process() as pool:
+        process = pool.submit(os.getpid).result()
         running = pool.submit(task, *arguments)
         try:
             return running.result(timeout)
         except futures.TimeoutError as error:
             if running.done():
                 raise
-            for process in set(multiprocessing.active_children()) - before:
-                process.kill()
-            raise TimeoutError(f"it took more than {timeout} seconds") from error
+            os.kill(process, signal.SIGKILL)
+            raise TimeoutError(f"it took more than {timeout:.0f} seconds") from error
 
 
 def in_workers(count: int, task: Callable[..., Any], *arguments: Any) -> Any:
