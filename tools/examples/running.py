@@ -17,6 +17,7 @@ from absl import app, flags
 
 from tf_memsaver.check.watch import StepWatch
 from tf_memsaver.compat.counting import count_memory
+from tf_memsaver.compat.devices import has_gpu
 
 Made = tuple[Any, Any]
 """A compiled model, and the data to fit it on; or a ``Loop`` and its data."""
@@ -88,7 +89,8 @@ def train(make: Callable[[], Made], *, memsaver: bool, callbacks: Sequence[Any] 
     outcome.peak_bytes, outcome.live_bytes = max(watch.steps.peaks), max(watch.steps.lives)
     outcome.step_seconds = statistics.median(watch.steps.seconds[1:])
     outcome.variables = [np.asarray(variable) for variable in model.variables]
-    batch = sum(np.asarray(leaf).nbytes for leaf in keras.tree.flatten(next(iter(data))))
+    # On a GPU a batch comes during the step; on a CPU those that are there from the start were there before.
+    batch = 0 if has_gpu() else sum(np.asarray(leaf).nbytes for leaf in keras.tree.flatten(next(iter(data))))
     del data
     gc.collect()
     kept = tf.config.experimental.get_memory_info(watch.device)["current"]
