@@ -89,13 +89,24 @@ def test_random_models_fit_alike(seed: int) -> None:
             )
 
 
-def test_terms_for_what_a_segment_inside_made_and_reads() -> None:
-    # A segment of two levels holds a convolution and the square that an RMSNormalization takes of its result, which
-    # others read after it: the gradient of that result is one sum of three terms.
-    case = random_fit_case(6)
-    made = optimized(case, "op", "drawn", 6)
+@pytest.mark.parametrize(
+    ("seed", "how"),
+    [
+        # A segment inside holds a convolution and the square that an RMSNormalization takes of its result.
+        (6, "drawn"),
+        # One segment inside makes a product, which another one reads.
+        (15, "drawn"),
+        # A segment inside reads the input of a GroupNormalization, which the segment before it has made and reads, too.
+        (28, "nested"),
+    ],
+)
+def test_terms_for_what_a_segment_inside_reads_and_others_after_it(seed: int, how: str) -> None:
+    # The gradient of such a tensor is one sum of three terms and more in the plain step.
+    case = random_fit_case(seed)
+    plain = fitted(case, case.model)
+    made = optimized(case, "op", how, seed)
     assert made is not None
-    assert not differing(fitted(case, case.model), fitted(case, made))
+    assert not differing(plain, fitted(case, made))
 
 
 def _case(model: Any, shape: tuple[int, ...], labels: tuple[int, ...], optimizer: Any, inputs: Any = None) -> FitCase:

@@ -43,7 +43,7 @@ def readers_of(tensor: Any) -> list[Any]:
     for reader in tensor.consumers():
         if reader.type in METADATA_READERS or is_extra(reader):
             continue
-        if _hands_on(reader):
+        if hands_on(reader):
             for place, passed in enumerate(reader.inputs):
                 if passed is tensor:
                     found.extend(readers_of(reader.outputs[place]))
@@ -69,11 +69,11 @@ def source_of(tensor: Any) -> Any:
 
 def made_as(tensor: Any) -> Any:
     """Return what a tensor was when it was made: results of segments inside have been passed on since."""
-    while _hands_on(tensor.op):
+    while hands_on(tensor.op):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 
-def _hands_on(operation: Any) -> bool:
+def hands_on(operation: Any) -> bool:
     """Whether an operation only gives what it reads another name, be it taken out or not."""
     return operation.type == KEPT_IDENTITY or passes_on(operation)

@@ -12,9 +12,8 @@ import tensorflow as tf
 from tf_memsaver.compat.gradients import is_differentiated
 from tf_memsaver.compat.tapes import followed
 from tf_memsaver.parity.gates import is_of_shapes
-from tf_memsaver.parity.readers import is_extra, made_as, readers_of
+from tf_memsaver.parity.readers import hands_on, is_extra, made_as, readers_of
 from tf_memsaver.runtime.replayable import Replayable, Shared, Tensors
-from tf_memsaver.tfgraph.emission import ends_segment
 
 _EAGER_TERMS = 64
 """So many terms of an input's gradient leave one by one in eager mode, where nothing tells how many there are."""
@@ -108,8 +107,9 @@ class FirstRun:
         self.counts = [
             max(1, reads[id(tensor)]) if each else 1 for tensor, each in zip(self.inputs, others, strict=True)
         ]
-        reading = (each for each in self.operations if not is_extra(each) and not ends_segment(each))
-        read_here = {id(tensor) for each in reading for tensor in each.inputs}
+        reading = (each for each in self.operations if not is_extra(each) and not hands_on(each))
+        # A segment inside reads what another one has passed on.
+        read_here = {id(made_as(tensor)) for each in reading for tensor in each.inputs}
         self.term_by_term = [one_by_one and id(made_as(tensor)) in read_here for tensor in self.outputs]
         self.ungated = frozenset(p for p, t in enumerate(self.held) if tf.is_symbolic_tensor(t) and is_of_shapes(t))
         sources = itertools.compress(self.arguments, self.wanted)

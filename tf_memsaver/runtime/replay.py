@@ -76,6 +76,8 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     gate = gates.gate([gates.first_elements([*itertools.chain(*arrived.values())]), *first.read])
     with tf.control_dependencies([gate]), tf.GradientTape(watch_accessed_variables=False) as tape:
         inputs = [parity.entering(gate, tensor, function.forward_first) for tensor in first.inputs]
+        # Where terms leave this segment one by one, they leave those inside so.
+        shared.read_by_makers.update(id(t) for t, count in zip(inputs, first.counts, strict=True) if count > 1)
         sources = list(itertools.compress([*inputs, *first.weights], first.wanted))
         tape.watch(sources)
         start = graph.num_operations()
