@@ -70,7 +70,8 @@ class Shared:
     """What the segments of one forward pass share.
 
     ``read_by_makers`` are the ids of the tensors that who made them reads, too: outputs of segments, and what a replay
-    hands to the segments inside. In eager mode nothing tells which these are. ``ordered`` is the batch size of a plan whose step is held in order (see ``order``), or None.
+    hands to the segments inside. In eager mode nothing tells which these are. ``ordered`` is the batch size of a plan
+    whose step is held in order (see ``order``), or None.
     """
 
     traces: twins.Traces = field(default_factory=twins.Traces)
