@@ -204,7 +204,7 @@ def _chosen(
         known = [plan for plan in [*quick, *others] if plan in compiled]
         known += [plain] if may_be_plain else []
         return quickest_within(quick, budget, compiled, known, others)
-    best = least_of(sorted([*quick, *others], key=lambda each: each.step_overhead), compiled)
+    best = least_of(quick, compiled, others)
     is_worth_it = not may_be_plain or best[1] <= (1 - WORTH_WHILE) * compiled(plain)
     return best if is_worth_it else (plain, compiled(plain))
 

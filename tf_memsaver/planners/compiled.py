@@ -25,8 +25,8 @@ AS_GOOD = 0.02
 AS_EXPECTED = 0.1
 """Where peaks are within so large a share of what was expected, what is not expected to fit is not tried."""
 
-NEAR = 0.3
-"""Plans that are expected to take up to so much more than the least may turn out to take less: they are compiled."""
+DOUBT = 0.2
+"""Where a peak was not as expected, another may be less than expected by so large a share."""
 
 
 def quickest_within(
@@ -95,27 +95,51 @@ def _expected(plan: Plan, compiled: Sequence[tuple[Plan, int]]) -> float:
     return plan.peak_bytes * peak / near.peak_bytes
 
 
-def least_of(plans: Sequence[Plan], compiled: Compile) -> tuple[Plan, int]:
-    """Return the plan of least compiled peak among some of ``plans`` that may have it (``NEAR``), and that peak.
+def least_of(plans: Sequence[Plan], compiled: Compile, others: Sequence[Plan] = ()) -> tuple[Plan, int]:
+    """Return a plan of about the least compiled peak, and that peak; of those as good (``AS_GOOD``) the quickest.
 
-    Those that are expected to take least come first; it ends where what was compiled is less than what is expected of
-    any other. Of those that are as good (``AS_GOOD``) the quickest is taken.
+    First comes the plan that is expected to take least. If it takes more than that, the slowest of ``others`` is next,
+    which is the least that is known of them. Then come those that may still take less or, as good, be quicker, by what
+    the nearest of their own kind came to.
+
+    Args:
+      plans: in order of rising step times.
+      compiled: what the compiler says.
+      others: in order of rising step times, too; less is known of what they take.
     """
-    least_expected = min(plan.peak_bytes for plan in plans)
-    near = [plan for plan in plans if plan.peak_bytes <= (1 + NEAR) * least_expected]
-    best = next(place for place, plan in enumerate(near) if plan.peak_bytes == least_expected)
-    places = {best, *_spread(len(near), MOST_COMPILED - 1)}
-    found: list[tuple[Plan, int]] = []
-    for plan in sorted((near[place] for place in places), key=lambda each: each.peak_bytes):
-        if found and (1 + AS_GOOD) * min(peak for _, peak in found) < plan.peak_bytes:
-            break
-        found.append((plan, compiled(plan)))
-    least = min(peak for _, peak in found)
-    as_good = [each for each in found if each[1] <= (1 + AS_GOOD) * least]
-    return min(as_good, key=lambda each: each[0].step_overhead)
+    kinds = [_Kind(plans, compiled), _Kind(others, compiled)]
+    if plans:
+        kinds[0].compile(min(plans, key=lambda plan: plan.peak_bytes))
+    if others and (not plans or kinds[0].is_off):
+        kinds[1].compile(others[-1])
+    while True:
+        found = [each for kind in kinds for each in kind.found]
+        least = min(peak for _, peak in found)
+        best = min((each for each in found if each[1] <= (1 + AS_GOOD) * least), key=lambda each: each[0].step_overhead)
+        left = [(kind.least_expected(plan, found), kind, plan) for kind in kinds for plan in kind.left]
+        less = [each for each in left if each[0] < (1 - AS_GOOD) * least]
+        quicker = [e for e in left if e[0] <= (1 + AS_GOOD) * least and e[2].step_overhead < best[0].step_overhead]
+        if len(found) == MOST_COMPILED or not (less or quicker):
+            return best
+        _, kind, plan = (
+            min(less, key=lambda each: each[0]) if less else min(quicker, key=lambda each: each[2].step_overhead)
+        )
+        kind.compile(plan)
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most so many places among ``count``, the first and the last, spread evenly over them."""
-    kept = min(most, count)
-    return [round(place * (count - 1) / max(1, kept - 1)) for place in range(kept)]
+class _Kind:
+    """Plans of one kind, those of them that were compiled, and whether the first took more than was expected."""
+
+    def __init__(self, plans: Sequence[Plan], compiled: Compile) -> None:
+        self.left, self.found, self.is_off = list(plans), list[tuple[Plan, int]](), False
+        self._compiled = compiled
+
+    def compile(self, plan: Plan) -> None:
+        peak = self._compiled(plan)
+        self.is_off = self.is_off or peak > (1 + AS_EXPECTED) * plan.peak_bytes
+        self.left = [each for each in self.left if each is not plan]
+        self.found.append((plan, peak))
+
+    def least_expected(self, plan: Plan, found: Sequence[tuple[Plan, int]]) -> float:
+        """Return what a plan may come to, by those of its kind that were compiled, or by those of any."""
+        return (1 - DOUBT if self.is_off else 1) * _expected(plan, self.found or found)
