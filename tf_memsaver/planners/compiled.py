@@ -26,7 +26,7 @@ AS_EXPECTED = 0.1
 """Where peaks are within so large a share of what was expected, what is not expected to fit is not tried."""
 
 DOUBT = 0.2
-"""Where a peak was not as expected, another may be less than expected by so large a share."""
+"""Where a peak was more than expected, one near it may be less than that makes expect, by so large a share."""
 
 
 def quickest_within(
@@ -110,7 +110,7 @@ def least_of(plans: Sequence[Plan], compiled: Compile, others: Sequence[Plan] = 
     kinds = [_Kind(plans, compiled), _Kind(others, compiled)]
     if plans:
         kinds[0].compile(min(plans, key=lambda plan: plan.peak_bytes))
-    if others and (not plans or kinds[0].is_off):
+    if others and not (plans and kinds[0].is_as_expected):
         kinds[1].compile(others[-1])
     while True:
         found = [each for kind in kinds for each in kind.found]
@@ -128,18 +128,21 @@ def least_of(plans: Sequence[Plan], compiled: Compile, others: Sequence[Plan] = 
 
 
 class _Kind:
-    """Plans of one kind, those of them that were compiled, and whether the first took more than was expected."""
+    """Plans of one kind, and those of them that were compiled."""
 
     def __init__(self, plans: Sequence[Plan], compiled: Compile) -> None:
-        self.left, self.found, self.is_off = list(plans), list[tuple[Plan, int]](), False
+        self.left, self.found = list(plans), list[tuple[Plan, int]]()
         self._compiled = compiled
 
+    @property
+    def is_as_expected(self) -> bool:
+        return all(peak <= (1 + AS_EXPECTED) * plan.peak_bytes for plan, peak in self.found)
+
     def compile(self, plan: Plan) -> None:
-        peak = self._compiled(plan)
-        self.is_off = self.is_off or peak > (1 + AS_EXPECTED) * plan.peak_bytes
         self.left = [each for each in self.left if each is not plan]
-        self.found.append((plan, peak))
+        self.found.append((plan, self._compiled(plan)))
 
     def least_expected(self, plan: Plan, found: Sequence[tuple[Plan, int]]) -> float:
-        """Return what a plan may come to, by those of its kind that were compiled, or by those of any."""
-        return (1 - DOUBT if self.is_off else 1) * _expected(plan, self.found or found)
+        """Return what a plan may come to, by the nearest of its kind that was compiled, or of any."""
+        expected = _expected(plan, self.found or found)
+        return expected if expected <= (1 + AS_EXPECTED) * plan.peak_bytes else (1 - DOUBT) * expected
