@@ -25,7 +25,8 @@ def in_own_process(task: Callable[..., Any], *arguments: Any, timeout: float | N
     Raises:
       TimeoutError: it took more than ``timeout`` seconds; the process is ended.
     """
-    with _own_process() as pool:
+    pool, is_over = _own_process(), True
+    try:
         process = pool.submit(os.getpid).result()
         running = pool.submit(task, *arguments)
         try:
@@ -34,7 +35,10 @@ def in_own_process(task: Callable[..., Any], *arguments: Any, timeout: float | N
             if running.done():
                 raise
             os.kill(process, signal.SIGKILL)
+            is_over = False  # It may take minutes to end in the driver of a GPU.
             raise TimeoutError(f"it took more than {timeout:.0f} seconds") from error
+    finally:
+        pool.shutdown(wait=is_over)
 
 
 def in_workers(count: int, task: Callable[..., Any], *arguments: Any) -> Any:
