@@ -52,14 +52,15 @@ def test_budgets_are_kept_by_the_compiler(traced: Any, caplog: Any) -> None:
     plain, least = traced.plan().plain_peak_bytes, traced.plan().peak_bytes
     between = (plain + least) // 2
     plan = traced.plan(budget=between)
-    assert plan.recomputed and plan.peak_bytes <= between
+    assert plan.recomputed and plan.peak_bytes < plan.highest_peak_bytes <= between
     assert compiled_step_memory(traced.apply(plan), Batch(*DATA)).peak_bytes == plan.peak_bytes
-    kept = traced.plan(budget=plain)
+    assert traced.plan(budget=plain).recomputed, "the plain step may take a little more than the compiler says"
+    kept = traced.plan(budget=traced.plan(strategy="plain").highest_peak_bytes)
     assert not kept.recomputed and "the plain step" in kept.advice and "already fits" in kept.advice
     with pytest.raises(tf_memsaver.InfeasibleBudgetError) as error:
         traced.plan(budget=plain // 20)
     assert "XLA compiles this step" not in caplog.text, "plans are compiled as what they are to be"
-    assert traced.plan(budget=error.value.least_bytes).peak_bytes <= error.value.least_bytes
+    assert traced.plan(budget=error.value.least_bytes).highest_peak_bytes == error.value.least_bytes
     given = compiled_step_memory(traced.model, Batch(*DATA))
     assert error.value.fixed_bytes == given.argument_bytes + given.output_bytes < error.value.least_bytes
     assert "XLA's CPU compiler" not in str(error.value), "dense layers have no scratch memory"
@@ -103,12 +104,12 @@ def test_what_no_plan_changes_is_named_where_it_limits() -> None:
     scratch = 4 * image + 5 * image // 4
     assert error.value.fixed_bytes == given.argument_bytes + given.output_bytes + scratch <= error.value.least_bytes
     assert "/pool" in error.value.fixed and "MaxPoolGrad' as XLA's CPU compiler expands it" in str(error.value)
-    assert given.peak_bytes == error.value.least_bytes
+    assert 1.01 * given.peak_bytes < error.value.least_bytes < 1.03 * given.peak_bytes
 
 
 def test_a_share_is_one_of_the_compiled_plain_step(traced: Any) -> None:
     plan = traced.plan(budget="90%")
-    assert plan.request.budget_bytes == int(0.9 * plan.plain_peak_bytes) >= plan.peak_bytes
+    assert plan.request.budget_bytes == int(0.9 * plan.plain_peak_bytes) >= plan.highest_peak_bytes > plan.peak_bytes
 
 
 def test_what_is_not_compiled_is_planned_for_the_graph() -> None:

@@ -65,7 +65,7 @@ class TracedGraph:
         found, plain = Estimate.from_graph(self.graph), request_of({}, self.model, strategy="plain", **self._how)
         if not is_for_xla(self.model, plain):
             return found
-        return dataclasses.replace(found, compiled_peak_bytes=self._compiled_steps(self._plans.plan(plain)))
+        return dataclasses.replace(found, compiled_peak_bytes=self._compiled_steps.peak_bytes(self._plans.plan(plain)))
 
     @takes(PlanOfTraceOptions)
     def plan(self, **options: Unpack[PlanOfTraceOptions]) -> Plan:
