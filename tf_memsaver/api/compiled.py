@@ -39,8 +39,8 @@ MOST_OF_COMPILED = 1.02
 """The most that a step takes, as a share of what the compiler says: a budget is compared with that.
 
 The allocator rounds buffers up, and on a busy machine the buffers of two variables are there twice for a moment. The
-largest of twenty steps of ``fit`` took up to 2% more in 48 of 56 rows, plain and planned, and 4.1% at worst, a ViT whose
-peak is small beside its weights (tools/results/bench_xla.md).
+largest of twenty steps of ``fit`` took up to 2% more in 48 of 56 rows, plain and planned, and 4.1% more at worst, for a
+ViT whose peak is small beside its weights (tools/results/bench_xla.md).
 """
 
 SAVED_WELL = 0.5
