@@ -127,7 +127,7 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
     request = replace(request.for_peak(plain_bytes), executor="xla")
     scratch = most_scratch(plans.graph)
     try:
-        plan, highest = _chosen(proposed, free, request.budget_bytes, plain, compiled)
+        plan = _chosen(proposed, free, request.budget_bytes, plain, compiled)
     except InfeasibleBudgetError as error:
         raise _explained(error, compiled.fixed_bytes(plain), *scratch) from None
     found = replace(
@@ -136,7 +136,7 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
         strategy=request.strategy,
         activation_bytes=plans.plan(_plain(request)).activation_bytes,
         peak_bytes=compiled.peak_bytes(plan),
-        highest_peak_bytes=highest,
+        highest_peak_bytes=compiled.most_bytes(plan),
         plain_peak_bytes=plain_bytes,
         bound_seconds=None,
         gap=None,
@@ -200,35 +200,33 @@ class _Proposed:
         return quick, [replace(p, peak_bytes=peak_of(p.segments)) for p in others if p.segments not in known]
 
 
-def _chosen(
-    proposed: _Proposed, free: Request, budget: int | None, plain: Plan, compiled: CompiledSteps
-) -> tuple[Plan, int]:
-    may_be_plain = not free.recompute
-    if budget is not None and may_be_plain and compiled.most_bytes(plain) <= budget:
-        return plain, compiled.most_bytes(plain)
+def _chosen(proposed: _Proposed, free: Request, budget: int | None, plain: Plan, compiled: CompiledSteps) -> Plan:
+    most_bytes, may_be_plain = compiled.most_bytes, not free.recompute
+    if budget is not None and may_be_plain and most_bytes(plain) <= budget:
+        return plain
     if free.strategy != "auto":
         return _by_name(proposed.plans, free, budget, compiled)
     most = DEFAULT_MAX_OVERHEAD if free.max_overhead is None and budget is None else free.max_overhead
     quick, others = proposed.curves(free, most)
     if not quick and not others and not (budget is not None and may_be_plain):
-        plan = proposed.plans.plan(free)  # Nothing can be replayed so quickly: it says why, or that hints forbid it.
-        return plan, compiled.most_bytes(plan)
+        return proposed.plans.plan(free)  # Nothing can be replayed so quickly: it says why, or that hints forbid it.
     if budget is not None:
         known = [plan for plan in [*quick, *others] if plan in compiled]
         known += [plain] if may_be_plain else []
-        return quickest_within(quick, budget, compiled.most_bytes, known, others)
-    best = least_of(quick, compiled.most_bytes, others)
-    is_worth_it = not may_be_plain or best[1] <= (1 - WORTH_WHILE) * compiled.most_bytes(plain)
-    return best if is_worth_it else (plain, compiled.most_bytes(plain))
+        return quickest_within(quick, budget, most_bytes, known, others)[0]
+    best, peak = least_of(quick, most_bytes, others)
+    is_worth_it = not may_be_plain or peak <= (1 - WORTH_WHILE) * most_bytes(plain)
+    return best if is_worth_it else plain
 
 
-def _by_name(plans: Plans, free: Request, budget: int | None, compiled: CompiledSteps) -> tuple[Plan, int]:
+def _by_name(plans: Plans, free: Request, budget: int | None, compiled: CompiledSteps) -> Plan:
     """Return the plan of a planner that was asked for by name."""
+    most_bytes = compiled.most_bytes
     if budget is None or not planner_named(free.strategy).keeps_budget:
         plan = plans.plan(free)
-        if budget is not None and compiled.most_bytes(plan) > budget:
-            raise InfeasibleBudgetError(budget, compiled.most_bytes(plan))
-        return plan, compiled.most_bytes(plan)
+        if budget is not None and most_bytes(plan) > budget:
+            raise InfeasibleBudgetError(budget, most_bytes(plan))
+        return plan
 
     def plan_for(limit: int) -> Plan:
         return plans.plan(replace(free, budget_bytes=limit))
@@ -237,10 +235,10 @@ def _by_name(plans: Plans, free: Request, budget: int | None, compiled: Compiled
         first = plan_for(budget)
     except InfeasibleBudgetError as expected:
         plan = _least(plan_for, expected)
-        if compiled.most_bytes(plan) > budget:
-            raise InfeasibleBudgetError(budget, compiled.most_bytes(plan)) from None
-        return plan, compiled.most_bytes(plan)
-    return plan_that_keeps(first, plan_for, compiled.most_bytes)
+        if most_bytes(plan) > budget:
+            raise InfeasibleBudgetError(budget, most_bytes(plan)) from None
+        return plan
+    return plan_that_keeps(first, plan_for, most_bytes)[0]
 
 
 def _least(plan_for: Callable[[int], Plan], expected: InfeasibleBudgetError) -> Plan:
