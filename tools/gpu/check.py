@@ -19,7 +19,6 @@ import functools
 import os
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -47,8 +46,8 @@ MINUTES, REDUCED_MINUTES = 8.0, 2.0
 CELL_SHARE, CELLS_SHARE = 0.35, 0.8
 """What one process may take of all the time, and if several run at a time: XLA compiles up to six steps for a plan."""
 
-JOB_MIB, JOB_CORES = 16 * 1024, 3
-"""The GPU's memory and the cores that are enough for one process: so many as there is room for run at a time."""
+JOB_BYTES, JOB_CORES = 16 << 30, 3
+"""The memory of a GPU and the cores that are enough for one process: as many run at a time as there is room for."""
 
 LEAST_SECONDS = 10.0
 """With less time than this left nothing more is begun."""
@@ -89,17 +88,17 @@ def rows_of(wanted: Sequence[Checked], seconds: float, run: Run, jobs: int = 1) 
     waiting: dict[tuple[str, str], list[tuple[dict[str, Any], Any]]] = {}
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(_row_of, checked, end, most, run): checked for checked in wanted}
-        left = Counter((each.model, each.mode) for each in wanted if each.variant == PLAIN)
+        awaited = {(each.model, each.mode) for each in wanted if each.variant == PLAIN}
         for done in as_completed(running):
-            checked = running[done]
+            checked = running.pop(done)  # An outcome has all weights: none is kept longer than needed.
             of = checked.model, checked.mode
             if checked.variant == PLAIN:
-                left[of] -= 1
+                awaited.discard(of)
                 row, plain[of] = done.result()
                 yield row
             else:
                 waiting.setdefault(of, []).append(done.result())
-            if not left[of]:
+            if of not in awaited:
                 for row, outcome in waiting.pop(of, ()):
                     if outcome is not None and plain.get(of) is not None:
                         row["parity"] = parity(plain[of], outcome)
@@ -126,7 +125,7 @@ def _in_own_process(turns: str, checked: Checked, seconds: float) -> tuple[dict[
 
 def jobs_on(there: Mapping[str, Any]) -> int:
     """Return how many processes have room on a machine at a time, by its GPU's memory and its cores."""
-    return max(1, min(there["memory_mib"] // JOB_MIB, (os.cpu_count() or 1) // JOB_CORES))
+    return max(1, min(there["bytes_left"] // JOB_BYTES, (os.cpu_count() or 1) // JOB_CORES))
 
 
 def _figures(outcome: Any) -> dict[str, Any]:

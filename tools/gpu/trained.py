@@ -132,25 +132,26 @@ def _planned(model: Any, data: Any, options: dict[str, Any]) -> tuple[Any, dict[
 def device() -> dict[str, Any]:
     """Return what trains here: GPUs by TensorFlow, its build, the driver; ``gpus`` is empty on a machine without.
 
-    ``memory_mib`` is that of the first GPU, 0 where NVIDIA's tool does not tell it.
+    ``bytes_left`` is what the first GPU has left, 0 where there is none.
     """
     import tensorflow as tf
+
+    from tf_memsaver.compat.devices import bytes_left
 
     gpus = tf.config.list_physical_devices("GPU")
     build = tf.sysconfig.get_build_info()
     return {
         "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
         "built_for": {name: build.get(name) for name in ("cuda_version", "cudnn_version")},
-        "driver": _told_by_driver("driver_version") if gpus else "",
-        "memory_mib": int(_told_by_driver("memory.total") or 0) if gpus else 0,
+        "driver": _driver() if gpus else None,
+        "bytes_left": (bytes_left() or 0) if gpus else 0,
     }
 
 
-def _told_by_driver(name: str) -> str:
-    """Return what NVIDIA's tool says of the first GPU, or nothing where it is not there."""
-    asked = ["nvidia-smi", f"--query-gpu={name}", "--format=csv,noheader,nounits"]
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver and the memory of each GPU, as its tool says, if it is there."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return told[0] if told else ""
+        return None
