@@ -450,6 +450,7 @@ MORE: dict[str, dict[str, Case]] = {
         "choices": of(SEQUENCE, lambda x: x * ops.one_hot(ops.argmax(x, -1), 4) + ops.top_k(x, 1)[0]),
         "attention": of((5, 2, 4), lambda x: ops.dot_product_attention(x, x, x, is_causal=True)),
         "sums": of(ROW, lambda x: ops.cumsum(x, 1) * ops.cumprod(x, 1)),
+        "scaling": of(ROW, lambda x: ops.sin(x * 255 / 25.3)),
         "resize": of(IMAGE, lambda x: ops.image.resize(x, (5, 5))),
         "fourier": of((2, 8), lambda x: ops.stack(ops.rfft(x), -1)),
         "detached": of(ROW, lambda x: x * ops.stop_gradient(ops.cast(ops.cast(x, "float16"), "float32"))),

@@ -22,14 +22,18 @@ _PRODUCTS = frozenset({"Mul", "RealDiv"})
 
 
 def factors_with_constants(replayed: Sequence[Any]) -> list[tf.Tensor]:
-    """Return the factors that a replay makes, of sizes that are not known, which are products with a constant."""
+    """Return the factors that a replay makes which are products with a constant, in products that have such gradients.
+
+    These are of two tensors of sizes that are not known: a product with a number has no two factors of one shape, and a
+    factor that is read once more would not be joined with that number.
+    """
     here = {id(operation) for operation in replayed}
     return [
         factor
         for operation in replayed
-        if operation.type in _PRODUCTS
+        if operation.type in _PRODUCTS and not any(each.shape.is_fully_defined() for each in operation.inputs)
         for factor in operation.inputs
-        if id(factor.op) in here and not factor.shape.is_fully_defined() and _has_constant(source_of(factor).op)
+        if id(factor.op) in here and _has_constant(source_of(factor).op)
     ]
 
 
