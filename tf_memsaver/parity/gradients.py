@@ -23,7 +23,7 @@ from tf_memsaver.parity.grappler import (
     READS_OUTPUT,
 )
 from tf_memsaver.parity.names import plain_name
-from tf_memsaver.parity.symbols import makes_symbols
+from tf_memsaver.parity.symbols import makes_symbols, symbol_of
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import has_custom_gradient
 
@@ -128,21 +128,23 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
         if factor is not None:
             return tf.broadcast_to(gradient, _shape_by_labels(output, factor))
         source = _read_by_products(output)
-        if source is not None and has_sizes_of_its_own(output, first) and not has_sizes_of_its_own(gradient, first):
+        if source is None or has_sizes_of_its_own(gradient, first):
+            return gradient
+        if symbol_of(output) != symbol_of(first):
             return tf.broadcast_to(gradient, tf.shape(source))
     return gradient
 
 
-def has_sizes_of_its_own(later: tf.Tensor, first: tf.Tensor) -> bool:
-    """Whether a gradient for an output of a first run, or its replay, has its sizes from what gives them new symbols.
+def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
+    """Whether a gradient for an output of a first run has its sizes from what gives them new symbols.
 
-    That is: after the first run. An output of known sizes, or that no product is made of, has no such gradient.
+    An output of known sizes, or that no product is made of, has no such gradient.
     """
     if _read_by_products(first) is None:
         return False
-    start = place_of(first.op) if first.graph is later.graph else 0
+    start = place_of(first.op) if first.graph is gradient.graph else 0
     own: dict[int, bool] = {}
-    pending = [later]
+    pending = [gradient]
     while pending:
         tensor = pending[-1]
         is_later = place_of(tensor.op) >= start and not (tensor.dtype != tf.variant and tensor.shape.is_fully_defined())
@@ -160,7 +162,7 @@ def has_sizes_of_its_own(later: tf.Tensor, first: tf.Tensor) -> bool:
             pending.append(unknown[0])
             continue
         pending.pop()
-    return own[id(later)]
+    return own[id(gradient)]
 
 
 def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
