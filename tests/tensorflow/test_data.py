@@ -251,7 +251,7 @@ class Blocks(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = [keras.Sequential([layers.Dense(16, "relu"), layers.Dense(8)]) for _ in range(4)]
+        self.blocks = [keras.Sequential([layers.Dense(64, "gelu"), layers.Dense(8)]) for _ in range(4)]
         self.out = layers.Dense(3)
 
     def call(self, inputs: Any) -> Any:
@@ -280,7 +280,7 @@ def test_an_open_length_is_that_of_the_first_element() -> None:
 
 
 def test_data_that_the_model_does_not_take() -> None:
-    with pytest.raises(InvalidRequestError, match=r"data: model '.*' takes \(None, 8\), and a batch has \(None, 9\)"):
+    with pytest.raises(InvalidRequestError, match=r"data: model '.*' takes \(None, 8\), but a batch has \(None, 9\)"):
         tf_memsaver.estimate(embedding(), data=np.zeros((4, 9)))
     with pytest.raises(InvalidRequestError, match=r"Give data= .*, or batch_size="):
         tf_memsaver.estimate(embedding())

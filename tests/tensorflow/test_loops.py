@@ -515,10 +515,10 @@ def test_a_person_is_told_where_to_assign_the_result(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "tell", said.append)
     trainer = Trainer(network())
     plan = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step).memsaver_plan
-    assert "step 'step': predicted peak" in said[1] and "finds model 'net' as " in said[0]
-    assert said[0].endswith("assign the result there")
+    assert "step 'step': predicted peak" in said[0] and "finds model 'net' as " in said[1]
+    assert said[1].endswith("assign the result there")
     tf_memsaver.apply_plan(trainer.net, plan, data=pairs(), step=trainer.step)
-    assert said[2] == said[0]
+    assert said[2] == said[1]
 
 
 def test_what_would_keep_the_plain_model_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
