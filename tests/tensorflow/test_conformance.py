@@ -19,7 +19,8 @@ _CELLS = [
     Cell("layer_policies", "loop_function"),
     Cell("nested", "train_on_batch", "mixed_bfloat16"),
     Cell("recurrent", "fit", granularity="op"),
-    Cell("convolutional_lstm", "train_on_batch", granularity="op"),
+    # No operation of it can lower the peak, which is in the loop.
+    Cell("convolutional_lstm", "train_on_batch", granularity="op", plan="recompute_all"),
     Cell("autoencoder", "fit", granularity="op"),
     Cell("nested", "fit_dataset", granularity="op"),
 ]
