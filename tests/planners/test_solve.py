@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -67,6 +68,23 @@ def test_an_infeasible_budget_names_the_least():
     with pytest.raises(InfeasibleBudgetError) as caught:
         solve(chain([8] * 6), Request(budget_bytes=37))
     assert (caught.value.budget_bytes, caught.value.least_bytes) == (37, 38)
+
+
+def test_planning_leaves_the_collector_of_garbage_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, found = chain([4] * 8), list[bool]()
+    measured = Simulator.measure
+    monkeypatch.setattr(Simulator, "measure", lambda *given: found.append(gc.isenabled()) or measured(*given))
+    solve(graph, Request())
+    assert found and not any(found) and gc.isenabled()
+    with pytest.raises(InfeasibleBudgetError):
+        solve(graph, Request(budget_bytes=1))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        solve(graph, Request())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_an_explicit_overhead_is_kept_or_refused():

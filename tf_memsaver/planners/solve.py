@@ -12,6 +12,7 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.estimate import units_of
 from tf_memsaver.options import OPTIONS, checked
+from tf_memsaver.pace import without_collection
 from tf_memsaver.plan.advice import advice, smaller_budget_advice
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
@@ -82,6 +83,7 @@ class Plans:
         self.graph, self.versions = graph, versions
         self._problems: dict[tuple[tuple[str, ...], ...], Problem] = {}
 
+    @without_collection()
     def plan(self, request: Request) -> Plan:
         """Return what ``solve`` returns, and raise what it raises."""
         begin = time.perf_counter()
@@ -107,6 +109,7 @@ class Plans:
             raise InfeasibleOverheadError(request.max_overhead, plan.step_overhead)
         return plan
 
+    @without_collection()
     def curve(self, request: Request, points: int = OPTIONS["points"].default) -> tuple[Plan, ...]:
         """Return what ``curve`` returns, and raise what it raises."""
         points = checked(points=points)["points"]
