@@ -3,7 +3,8 @@
 Each of sixteen models is trained by Keras's own ``fit``, twenty steps in a fresh process each: plain, and for budgets
 of 90, 70, 50 and 35% of what that took. Where no plan is within a budget, that is a row, too. Last comes the least
 budget, as an error names it. Compared is the largest of the steps, without the dataset, which on a CPU
-lies in the same allocator. ``--loaded`` keeps as many processes busy beside it as the machine has cores. Rows go to
+lies in the same allocator. ``--loaded`` keeps as many processes busy beside it as the machine has cores.
+``--calibrate`` plans by what real steps take, which is another set of rows, without the least budget. Rows go to
 ``tools/results/bench_budgets.json``, in which those of other models are kept, and as a table to the ``.md`` beside it.
 """
 
@@ -23,6 +24,7 @@ from tools.shared.results import RESULTS, KeptRows
 
 _NAMES = flags.DEFINE_list("names", [], "cells, or the models that they begin with (default: all sixteen)")
 _LOADED = flags.DEFINE_bool("loaded", False, "keep the machine busy meanwhile")
+_CALIBRATE = flags.DEFINE_bool("calibrate", False, "plan by what real steps take")
 _OUTPUT = flags.DEFINE_string("output", str(RESULTS / "bench_budgets.json"), "where to write the rows")
 
 SHARES = (0.9, 0.7, 0.5, 0.35)
@@ -30,7 +32,7 @@ SHARES = (0.9, 0.7, 0.5, 0.35)
 
 LEAST = "least"
 
-KEY = ("cell", "loaded", "budget")
+KEY = ("cell", "loaded", "calibrated", "budget")
 
 BUDGETS = (*(f"{share:.0%}" for share in SHARES), LEAST)
 
@@ -55,13 +57,21 @@ NAMES = (
 """The sixteen: families of applications, transformers, a U-Net and a recurrent model, with all optimizers."""
 
 
-def rows_of(cell: Cell, loaded: bool) -> Iterator[dict[str, Any]]:
+def rows_of(cell: Cell, *, loaded: bool, calibrated: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each budget of a cell; ``error`` where training fails or no plan is within the budget."""
     plain = outcome_of(cell, False, {})["measured_bytes"]
-    budgets = [*((f"{share:.0%}", int(share * plain)) for share in SHARES), (LEAST, least_budget_of(cell))]
+    budgets = [(f"{share:.0%}", int(share * plain)) for share in SHARES]
+    if not calibrated:
+        budgets.append((LEAST, least_budget_of(cell)))
+    about = {"cell": cell.name, "loaded": loaded, "calibrated": calibrated, "plain_bytes": plain}
     for name, budget in budgets:
-        row = {"cell": cell.name, "loaded": loaded, "budget": name, "budget_bytes": budget, "plain_bytes": plain}
-        yield row | outcome_of(cell, True, {"budget": budget})
+        row = {**about, "budget": name, "budget_bytes": budget}
+        yield row | outcome_of(cell, True, {"budget": budget, "calibrate": calibrated})
+
+
+def machine_of(row: dict[str, Any]) -> str:
+    """Return how a row was measured, in words."""
+    return ("loaded" if row["loaded"] else "idle") + (", calibrated" if row["calibrated"] else "")
 
 
 def used(row: dict[str, Any]) -> float | None:
@@ -72,14 +82,14 @@ def used(row: dict[str, Any]) -> float | None:
 def summary(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return lines that say how many budgets were kept, and how much of them steps took."""
     rows, lines = list(rows), []
-    for loaded in (False, True):
-        here = [row for row in rows if row["loaded"] == loaded]
+    for kind in dict.fromkeys(map(machine_of, rows)):
+        here = [row for row in rows if machine_of(row) == kind]
         shares = [share for row in here for share in [used(row)] if share is not None]
         if not shares:
             continue
         above = [share for row in here if row["budget"] != LEAST for share in [used(row)] if share is not None]
         lines.append(
-            f"- {'loaded' if loaded else 'idle'}: {sum(share <= 1 for share in shares)} of {len(shares)} kept, at most "
+            f"- {kind}: {sum(share <= 1 for share in shares)} of {len(shares)} kept, at most "
             f"{max(shares):.0%} used; above the least {statistics.median(above):.0%} at the median; "
             f"{sum('least_bytes' in row for row in here)} that no plan is within"
         )
@@ -90,7 +100,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     """Return rows as a table in Markdown."""
     lines = ["| cell | machine | budget | | predicted | measured | used | warns |", "|---|---|---|--:|--:|--:|--:|---|"]
     for row in rows:
-        begin = f"| {row['cell']} | {'loaded' if row['loaded'] else 'idle'} | {row['budget']} | "
+        begin = f"| {row['cell']} | {machine_of(row)} | {row['budget']} | "
         begin += f"{format_bytes(row['budget_bytes'])} |"
         share = used(row)
         if share is None:
@@ -107,8 +117,8 @@ def main(_: list[str]) -> int:
     kept = KeptRows(_OUTPUT.value, "Budgets against what fit takes", KEY, summary, table)
     for cell in named(_NAMES.value, cells(NAMES)):
         with busy_machine() if _LOADED.value else contextlib.nullcontext():
-            made = list(rows_of(cell, _LOADED.value))
-        kept.add(made, lambda row: (row["cell"], row["loaded"], BUDGETS.index(row["budget"])))
+            made = list(rows_of(cell, loaded=_LOADED.value, calibrated=_CALIBRATE.value))
+        kept.add(made, lambda row: (row["cell"], row["calibrated"], row["loaded"], BUDGETS.index(row["budget"])))
     kept.print_summary()
     return 0
 
