@@ -13,7 +13,6 @@ import functools
 import re
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,8 +42,8 @@ _graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 _eager: weakref.WeakSet[Any] = weakref.WeakSet()
 """The gradient functions of the segments that eager tapes have recorded."""
 
-_unread: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
-"""By graph and scope, how many of its sums have numbers that others have, too (``forget_number``)."""
+_unread: weakref.WeakKeyDictionary[Any, dict[str, set[str]]] = weakref.WeakKeyDictionary()
+"""By graph and scope, the names of its sums whose numbers others have, too (``forget_number``)."""
 _AGAIN = "-again"
 """Ends the name of a sum with the number of one that nobody reads: a hyphen sorts before all else."""
 _NUMBERED = re.compile(rf"(?P<scope>(.*/)?)AddN(_\d+)?({_AGAIN}(_\d+)?)?")
@@ -122,19 +121,38 @@ def forget_number(total: tf.Tensor) -> None:
     """
     found = _NUMBERED.fullmatch(total.op.name) if tf.is_symbolic_tensor(total) else None
     if found is not None:
-        _unread.setdefault(total.graph, Counter())[found["scope"]] += 1
+        _unread.setdefault(total.graph, {}).setdefault(found["scope"], set()).add(total.op.name)
+
+
+def has_forgotten(graph: Any, name: str) -> bool:
+    """Whether a sum of a graph was told to ``forget_number``."""
+    return any(name in names for names in _unread.get(graph, {}).values())
+
+
+def name_of_sum(graph: Any, name: str = "AddN") -> str | None:
+    """Return what to call the next sum of the scope: it has the number of one that was forgotten.
+
+    None if none was: the graph numbers it, as those of plain steps.
+    """
+    found = _NUMBERED.fullmatch(graph.unique_name(name, mark_as_used=False)) if graph in _unread else None
+    unread = len(_unread[graph].get(found["scope"], ())) if found is not None else 0
+    if not unread:
+        return None
+    number = int(graph.unique_name(name).rpartition("_")[2]) - unread
+    return f"{name}_{number}{_AGAIN}" if number else f"{name}{_AGAIN}"
+
+
+def is_numbered_sum(operation_type: str, name: str) -> bool:
+    """Whether an operation has a name that tapes give to sums."""
+    return operation_type == "AddN" and _NUMBERED.fullmatch(name) is not None
 
 
 def _sum_with_number(gradients: Sequence[Any]) -> Any:
     """Return the sum that a tape makes of gradients, with the number that it has where no sum was forgotten."""
-    graph, unread = tf.compat.v1.get_default_graph(), 0
-    if len(gradients) > 1 and graph in _unread and all(isinstance(each, tf.Tensor) for each in gradients):
-        found = _NUMBERED.fullmatch(graph.unique_name("AddN", mark_as_used=False))
-        unread = _unread[graph][found["scope"]] if found is not None else 0
-    if not unread:
-        return _vspace.aggregate_fn(gradients)
-    number = int(graph.unique_name("AddN").rpartition("_")[2]) - unread
-    return tf.raw_ops.AddN(inputs=gradients, name=f"AddN_{number}{_AGAIN}" if number else f"AddN{_AGAIN}")
+    name = None
+    if len(gradients) > 1 and all(isinstance(each, tf.Tensor) for each in gradients):
+        name = name_of_sum(tf.compat.v1.get_default_graph())
+    return _vspace.aggregate_fn(gradients) if name is None else tf.raw_ops.AddN(inputs=gradients, name=name)
 
 
 def _somebody_listens(total: tf.Tensor) -> bool:

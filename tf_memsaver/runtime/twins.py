@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_memsaver.compat.gradient_terms import forget_number, has_forgotten, is_numbered_sum, name_of_sum
 from tf_memsaver.compat.graphs import (
     AWAITED,
     COLOCATED,
@@ -214,10 +215,12 @@ def _copied(trace: _Copyable, replay: Replay, graph: Any, kept: Kept) -> list[tf
     operations: list[Any] = []
     for operation, reads, after in trace.operations:
         inputs = [replay.sources[read] if isinstance(read, int) else made[read[0]][read[1]] for read in reads]
-        name = names.of(operation.name)
+        name = names.of(operation)
         before = [operations[place] for place in after]
         with graph.control_dependencies(before) if before else contextlib.nullcontext():
             copy = operation.copy(graph, inputs, name)
+        if has_forgotten(graph, operation.name):
+            forget_number(copy.outputs[0])
         operations.append(copy)
         made.append(list(copy.outputs))
     results: list[tf.Tensor | None] = []
@@ -266,22 +269,27 @@ class _Names:
                 for scope in ("", *(f"{name}/" for name in _GRADIENTS)):
                     self._scopes[f"{scope}{before}/"] = f"{scope}{after}/"
 
-    def of(self, twin: str) -> str:
-        """Return the name for the operation that the twin calls ``twin``, with a slash after it."""
-        if f"{twin}/" in self._scopes:
-            own = self._scopes[f"{twin}/"]
-            return own if twin in self._given else f"{self._unique(own[:-1])}/"
-        return self._numbered(twin)
+    def of(self, twin: Template) -> str:
+        """Return the name for an operation, from that of its twin, with a slash after it."""
+        name = twin.name
+        if f"{name}/" in self._scopes:
+            own = self._scopes[f"{name}/"]
+            return own if name in self._given else f"{self._unique(own[:-1])}/"
+        return self._numbered(name, is_sum=is_numbered_sum(twin.type, name))
 
-    def _numbered(self, twin: str) -> str:
+    def _numbered(self, twin: str, *, is_sum: bool = False) -> str:
         """Return the name of what is called by what it is, and numbered where there are several."""
         scope, _, last = twin.rpartition("/")
         if scope and f"{scope}/" not in self._scopes:
             self._numbered(scope)
+        scope_here = self._scopes[f"{scope}/" if scope else ""]
         plain = _NUMBER.sub("", last)
         if plain != last and is_name_taken(self._graph, f"{scope}/{plain}".lstrip("/")):
             last = plain
-        own = self._unique(f"{self._scopes[f'{scope}/' if scope else '']}{last}")
+        own = f"{scope_here}{last}"
+        if is_sum:
+            own = name_of_sum(self._graph, f"{scope_here}AddN") or f"{scope_here}AddN"
+        own = self._unique(own)
         self._given.add(twin)
         self._scopes[f"{twin}/"] = f"{own}/"
         return f"{own}/"
