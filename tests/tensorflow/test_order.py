@@ -18,6 +18,7 @@ from tf_memsaver.parity import control
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.runtime.order import _ordered, _touched
 from tools.conformance.small_models import autoencoder
+from tools.shared.processes import run_code
 
 X = tf.constant(np.random.default_rng(0).standard_normal((8, 16)).astype("float32"))
 
@@ -61,6 +62,30 @@ def test_replays_of_two_calls_follow_each_other() -> None:
         assert before.name in ancestors(after)
 
 
+@pytest.mark.filterwarnings("ignore:.*this layer does not support masking")
+def test_a_second_pass_in_one_graph_has_the_masks_of_the_first() -> None:
+    """What it reads waits for the replays of the first pass, and is another tensor."""
+    tokens, inputs = keras.Input((12,), dtype="int32"), keras.Input((12, 16))
+    embedded = keras.Model(tokens, layers.Embedding(9, 16, mask_zero=True)(tokens))
+    x = layers.GRU(16)(layers.Dense(16, "tanh")(layers.Dense(16, "tanh")(inputs)))
+    plain = keras.Model(inputs, layers.Dense(2)(x))
+    given = np.random.default_rng(0).integers(1, 9, (2, 8, 12)) * (np.arange(12) < 7)
+
+    def step(model: Any) -> Any:
+        losses, found = [], []
+        for each in given:
+            with tf.GradientTape() as tape:
+                losses.append(tf.reduce_sum(model(embedded(each), training=True) ** 2))
+            found.append(tape.gradient(losses[-1], model.trainable_variables))
+        return losses, [a + b for a, b in zip(*found, strict=True)]
+
+    results = [
+        tf.nest.map_structure(lambda each: each.numpy().tobytes(), tf.function(step, autograph=False)(model))
+        for model in (plain, optimized_between_cuts(plain, length=2))
+    ]
+    assert results[0] == results[1]
+
+
 def test_devices_do_not_wait_for_each_other() -> None:
     model = network()
 
@@ -99,7 +124,7 @@ def test_the_next_forward_pass_waits_for_the_backward_pass_of_another_tape() -> 
     assert all(first_gate.name in ancestors(each) for each in products if operations.index(each) > place)
 
 
-def convolutions(**options: Any) -> Any:
+def plain_convolutions() -> Any:
     """Convolutions over tensors of some MiB, with biases, between a branch and its sum."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((64, 64, 3))
@@ -109,7 +134,11 @@ def convolutions(**options: Any) -> Any:
     x = layers.GlobalAveragePooling2D()(layers.Concatenate()([x, branch]))
     model = keras.Model(inputs, layers.Dense(2)(x))
     model.compile("adam", "mse", jit_compile=False)
-    return tf_memsaver.optimize(model, **{"batch_size": 8, "strategy": "min_peak", **options})
+    return model
+
+
+def convolutions(**options: Any) -> Any:
+    return tf_memsaver.optimize(plain_convolutions(), **{"batch_size": 8, "strategy": "min_peak", **options})
 
 
 def operations_of(model: Any, compiled: bool | None = None) -> Any:
@@ -213,8 +242,13 @@ def test_nothing_waits_where_no_order_is_asked_for_or_nothing_is_replayed_or_xla
 
 
 def test_the_backward_pass_of_a_function_is_in_order() -> None:
-    model = convolutions()
-    plain = tf_memsaver.strip(model)
+    """Also in a process that has optimized no model."""
+    done = run_code("from tests.tensorflow import test_order\ntest_order.assert_a_function_is_in_order()")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def assert_a_function_is_in_order() -> None:
+    plain = plain_convolutions()
     function = tf_memsaver.optimize_function(
         lambda x: plain(x, training=True), tf.TensorSpec((None, 64, 64, 3)), batch_size=8, strategy="min_peak"
     )

@@ -28,6 +28,7 @@ from tf_memsaver.capture import model_step
 from tf_memsaver.check.measure import measure
 from tf_memsaver.check.measurement import Measurement
 from tf_memsaver.check.verify import Verification, verify
+from tf_memsaver.compat.devices import reserves_gpu
 from tf_memsaver.compat.versions import versions
 from tf_memsaver.display.figures import plotly
 from tf_memsaver.display.notices import tell
@@ -219,13 +220,17 @@ def _calibrated(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
     def measured(plan: Plan) -> int:
         logging.info("tf_memsaver: running real steps of '%s': %s", traced.model.name, plan)
         how = {"data": options["data"], "step": options["step"], "batch_size": plan.batch_size, "isolate": False}
-        others = bytes_of_others(traced.model)
-        return measure(make_optimized(traced.model, plan), **how).peak_bytes - others
+        return _peak_of(make_optimized(traced.model, plan), bytes_of_others(traced.model), **how)
 
     plan, budget = quickest_that_keeps(plan_for, measured)
     took = f"{format_bytes(plan.measured_peak_bytes)} of {format_bytes(budget)}"
     tell(f"tf_memsaver: real steps of '{traced.model.name}' took at most {took}")
     return traced, plan
+
+
+def _peak_of(optimized: Any, others: int, **how: Any) -> int:
+    """Return the largest peak of real steps, without the ``others`` bytes that lie in the same process beside them."""
+    return int(measure(optimized, **how).peak_bytes - others)
 
 
 @takes(OptimizeOptions)
@@ -408,8 +413,9 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
         )
 
     def measured(plan: Plan) -> int:
-        optimized = make_optimized(told.model, plan)
-        return measure(optimized, data=options["data"], batch_size=plan.batch_size, steps=3).peak_bytes
+        optimized, alone = make_optimized(told.model, plan), not reserves_gpu()
+        how = {"data": options["data"], "batch_size": plan.batch_size, "steps": 3, "isolate": alone}
+        return _peak_of(optimized, 0 if alone else bytes_of_others(told.model), **how)
 
     is_run = options["step"] is None and not options["predict_only"]
     return largest_batch(capture, request, told.batch_size, versions=versions(), measure=measured if is_run else None)

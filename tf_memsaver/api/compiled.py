@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.registry import planner_named
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.compiled import MOST_COMPILED, least_of, quickest_within
-from tf_memsaver.planners.measured import plan_that_keeps
+from tf_memsaver.planners.measured import least_plan, plan_that_keeps
 from tf_memsaver.planners.solve import Plans
 from tf_memsaver.program.data import Batch
 from tf_memsaver.rewrite.optimized_model import make_optimized
@@ -31,10 +30,6 @@ from tf_memsaver.units import format_bytes
 POINTS = 12
 """Plans on each of the curves that those to be compiled are taken from."""
 
-
-LARGE_SCRATCH = 0.1
-"""Scratch memory of one operation that is so large a share of a plan's peak is told of,"""
-
 MOST_OF_COMPILED = 1.02
 """The most that a step takes, as a share of what the compiler says: a budget is compared with that.
 
@@ -42,6 +37,9 @@ The allocator rounds buffers up, and on a busy machine the buffers of two variab
 largest of twenty steps of ``fit`` took up to 2% more in 48 of 56 rows, plain and planned, and 4.1% more at worst, for a
 ViT whose peak is small beside its weights (tools/results/bench_xla.md).
 """
+
+LARGE_SCRATCH = 0.1
+"""Scratch memory of one operation that is so large a share of a plan's peak is told of,"""
 
 SAVED_WELL = 0.5
 """if the plan does not save so large a share of the plain step's peak."""
@@ -234,25 +232,14 @@ def _by_name(plans: Plans, free: Request, budget: int | None, compiled: Compiled
     try:
         first = plan_for(budget)
     except InfeasibleBudgetError as expected:
-        plan = _least(plan_for, expected)
-        if most_bytes(plan) > budget:
-            raise InfeasibleBudgetError(budget, most_bytes(plan)) from None
-        return plan
+        # The compiler may find that it takes less than the planner expects.
+        least = least_plan(plan_for, expected)
+        if least is None:
+            raise
+        if most_bytes(least) > budget:
+            raise InfeasibleBudgetError(budget, most_bytes(least)) from None
+        return least
     return plan_that_keeps(first, plan_for, most_bytes)[0]
-
-
-def _least(plan_for: Callable[[int], Plan], expected: InfeasibleBudgetError) -> Plan:
-    """Return the plan of the least memory that a planner expects: the compiler may find that it takes less.
-
-    Raises:
-      InfeasibleBudgetError: ``expected``, if the planner has no such plan.
-    """
-    if not expected.least_bytes:
-        raise expected
-    try:
-        return plan_for(expected.least_bytes)
-    except InfeasibleBudgetError:
-        raise expected from None
 
 
 def _advice(plan: Plan) -> str:

@@ -96,9 +96,12 @@ def last_held(operation: Any, place: Mapping[int, int]) -> Any | None:
 def waited_for(operation: Any, place: Mapping[int, int]) -> Any:
     """Return what others wait for in the place of an operation: of a sum, the last that leads to it (``last_held``).
 
-    A sum that is waited for would not be joined with the one that it is a term of.
+    A sum that is waited for would not be joined with the one that it is a term of. One that has no place was there
+    before.
     """
-    return operation if operation.type not in SUMS else last_held(operation, place) or operation
+    if operation.type not in SUMS or id(operation) not in place:
+        return operation
+    return last_held(operation, place) or operation
 
 
 def _may_be_held(operation: Any) -> bool:

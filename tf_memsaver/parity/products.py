@@ -16,9 +16,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.parity.grappler import CONSTANTS_MOVE_THROUGH
 from tf_memsaver.parity.readers import source_of
 
-_PRODUCTS = frozenset({"Mul", "RealDiv"})
+_PRODUCTS, _ = CONSTANTS_MOVE_THROUGH
 
 
 def factors_with_constants(replayed: Sequence[Any]) -> list[tf.Tensor]:

@@ -145,8 +145,9 @@ class _Steps:
 
     def _draw(self, first: int, second: int) -> None:
         """Have ``at`` return the step by the line through two captures or, where there is none, captures."""
+        captured = self.captured(first), self.captured(second)
         try:
-            self.at: Capture = Scaling(self.captured(first), self.captured(second)).at
+            self.at: Capture = Scaling(*captured).at
         except ValueError:
             self.at = self.captured
 

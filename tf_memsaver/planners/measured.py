@@ -50,9 +50,10 @@ def plan_that_keeps(plan: Plan, plan_for: Callable[[int], Plan], measure: Measur
         try:
             plan = plan_for(max(1, budget - margin))
         except InfeasibleBudgetError as error:
-            if error.least_bytes >= plan.highest_peak_bytes:
+            least = None if error.least_bytes >= plan.highest_peak_bytes else least_plan(plan_for, error)
+            if least is None:
                 raise InfeasibleBudgetError(budget, min(peaks)) from None
-            plan, margin = plan_for(error.least_bytes), budget - error.least_bytes
+            plan, margin = least, budget - error.least_bytes
 
 
 def quickest_that_keeps(plan_for: Callable[[int | None], Plan], measure: Measure) -> tuple[Plan, int]:
@@ -72,9 +73,10 @@ def quickest_that_keeps(plan_for: Callable[[int | None], Plan], measure: Measure
     try:
         plan = plan_for(None)
     except InfeasibleBudgetError as error:
-        if not may_be_kept(error):
+        least = least_plan(plan_for, error) if may_be_kept(error) else None
+        if least is None:
             raise
-        budget, plan = error.budget_bytes, plan_for(error.least_bytes)
+        budget, plan = error.budget_bytes, least
         peak = measure(plan)
         if peak > budget:
             raise InfeasibleBudgetError(budget, peak) from None
@@ -84,6 +86,14 @@ def quickest_that_keeps(plan_for: Callable[[int | None], Plan], measure: Measure
         if plan is not first:
             return _measured(plan, peak, budget), budget
     return _raised(_measured(plan, peak, budget), budget, plan_for, measure), budget
+
+
+def least_plan(plan_for: Callable[[int], Plan], refused: InfeasibleBudgetError) -> Plan | None:
+    """Return the plan of the least memory that the error for a smaller budget names; None if there is none."""
+    try:
+        return plan_for(refused.least_bytes) if refused.least_bytes else None
+    except InfeasibleBudgetError:
+        return None
 
 
 def _measured(plan: Plan, peak: int, budget: int) -> Plan:

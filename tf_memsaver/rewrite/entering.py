@@ -22,7 +22,7 @@ class Entering:
     """The slots that a segment reads, by how it gets their tensors.
 
     ``floats`` and ``weights`` are arguments; ``others``, and the masks of those in ``masked``, are held; the tensors in
-    ``resident`` are live anyway, and a replay reads them as they are.
+    ``resident`` are live anyway, and a replay reads them as they are. An optional input may be None, which stays so.
     """
 
     floats: tuple[int, ...]
@@ -36,6 +36,7 @@ class Entering:
         """Sort what a segment reads of ``slots``."""
         # Random numbers wait for the gate of a replay by their seeds.
         resident = {slot for slot in block.resident.intersection(block.inputs) if not _is_small_integer(slots[slot])}
+        resident.update(slot for slot in block.inputs if slots[slot] is None)
         entering = [slot for slot in block.inputs if slot not in resident]
         floats = [slot for slot in entering if is_differentiable(slots[slot])]
         return cls(

@@ -332,8 +332,6 @@ def _optimized_class(base: Any, method: str) -> type:
 
 def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """Return what the constructor makes: a plain model, as for ``keras.models.clone_model``; it knows of no plan."""
-    if not args and not kwargs:
-        return cls.memsaver_base.__new__(cls)
     warnings.warn(
         f"this copy of an optimized {cls.__name__} is a plain model and trains without the plan. "
         f"Give it one: tf_memsaver.apply_plan(copy, model.memsaver_plan).",
@@ -344,7 +342,8 @@ def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _same_model(model: Any, cls: Any) -> Any:
     """Return a new instance of ``cls`` over the graph, layers and variables of ``model``."""
-    made = cls.__new__(cls)
+    # An optimized class makes plain models.
+    made = getattr(cls, "memsaver_base", cls).__new__(cls)
     if isinstance(model, keras.Sequential):
         keras.Sequential.__init__(made, name=model.name)
         keras_copies.share_sequential(model, made)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.compat import keras_variables
+from tf_memsaver.compat import keras_calls, keras_variables
 from tf_memsaver.compat.graphs import is_compiled_by_xla
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
@@ -21,6 +21,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.program import Segmenter
 from tf_memsaver.rewrite.blocks import Block, blocks_of
+from tf_memsaver.rewrite.entering import mask_of
 from tf_memsaver.rewrite.run import Run, Runner, UnlistedVariablesError
 from tf_memsaver.runtime.order import get_ready, hold_in_order, in_turn
 from tf_memsaver.runtime.recompute import recompute
@@ -42,6 +43,7 @@ class SegmentedForward:
         Raises:
           PlanMismatchError: a recompute segment holds a layer call that makes an output of the model.
         """
+        get_ready()
         self._sequence, self._ordered, self._begins = sequence, ordered, begins
         self._run = _one_by_one([_runner(block) for block in blocks_of(sequence, segments)])
 
@@ -55,6 +57,9 @@ class SegmentedForward:
         hold_in_order(self._ordered)
         for slot, tensor in zip(self._sequence.inputs, inputs, strict=True):
             slots[slot] = in_turn(_of_graph(tensor))
+            mask = mask_of(tensor)
+            if mask is not None:
+                keras_calls.set_keras_mask(slots[slot], mask)
         self._run(
             slots, training, replace(shared, names=shared.parity.names()) if shared else Shared(ordered=self._ordered)
         )
@@ -64,8 +69,6 @@ class SegmentedForward:
 def in_segments(plan: Plan) -> Segmenter:
     """Return what programs are handed to be run by a plan."""
     ordered = ordered_by(plan)
-    if ordered is not None:
-        get_ready()
     return Segmenter(
         prepare=functools.partial(SegmentedForward, ordered=ordered, begins=_Judged(plan)),
         begin=functools.partial(Shared, ordered=ordered),
