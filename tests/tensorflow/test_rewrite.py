@@ -480,6 +480,66 @@ def test_fit_under_xla() -> None:
         np.testing.assert_allclose(ours[key], value, **bound)
 
 
+def test_under_xla_a_sum_that_was_there_before_the_replay_is_waited_for() -> None:
+    """Two layers read a sum of known shape, so its gradient is a sum outside the segment, which the sum hands on."""
+    inputs = keras.Input((8, 8, 4), batch_size=4)
+    skip = layers.Conv2D(4, 3, padding="same", activation="relu")(inputs)
+    x = layers.Conv2D(4, 3, padding="same", activation="relu")(skip)
+    x = layers.Add(name="add")([layers.Conv2D(4, 1, name="lateral")(x), skip])
+    x = layers.Multiply()([layers.Conv2D(4, 3, name="one")(x), layers.Conv2D(4, 3, name="other")(x)])
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+    optimized = optimized_by_hand(model, ("lateral", "add"))
+    x, y = batch_for(model, 4).numpy(), np.zeros((4, 2), "float32")
+    plain, ours = (_fit(each, x, y, jit_compile=True) for each in (model, optimized))
+    assert_close(plain, ours)
+
+
+class OptionallyAdded(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(8, "tanh")
+
+    def call(self, inputs: Any) -> Any:
+        x, more = inputs
+        return self.dense(x if more is None else x + more)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_an_optional_input_may_be_left_out(given: bool) -> None:
+    inputs, more = keras.Input((8,)), keras.Input((8,), optional=True)
+    x = OptionallyAdded()([layers.Dense(8, "tanh", name="front")(inputs), more])
+    model = keras.Model([inputs, more], layers.Dense(2)(layers.Dense(8, "tanh", name="back")(x)))
+    optimized = optimized_by_hand(model, ("front", "back"))
+    batch = tf.random.stateless_normal((4, 8), (1, 2))
+
+    def step(trained: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(trained([batch, batch if given else None], training=True) ** 2)
+        return tape.gradient(loss, trained.trainable_variables)
+
+    for run in (step, tf.function(step, autograph=False)):
+        plain, ours = ([each.numpy().tobytes() for each in run(trained)] for trained in (model, optimized))
+        assert plain == ours
+
+
+class TwoLayers(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = layers.Dense(64, "gelu"), layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+
+def test_the_type_of_an_optimized_model_makes_plain_models() -> None:
+    model = TwoLayers()
+    model(np.zeros((2, 8), np.float32))
+    optimized = tf_memsaver.optimize(model, inputs=tf.TensorSpec((None, 8)), batch_size=64, strategy="recompute_all")
+    with pytest.warns(UserWarning, match="is a plain model and trains without the plan"):
+        other = type(optimized)()
+    assert type(other) is TwoLayers and other(np.zeros((2, 8), np.float32)).shape == (2, 2)
+
+
 def test_dict_inputs_and_outputs_in_fit_and_train_on_batch() -> None:
     model = models.two_by_two()
     optimized = optimized_between_cuts(model, length=2)
