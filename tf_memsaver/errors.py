@@ -93,7 +93,7 @@ class InfeasibleOverheadError(MemsaverError):
     def __str__(self) -> str:
         return (
             f"this plan makes a step {self.least_overhead:.1%} longer than a plain one; max_overhead allows "
-            f"{self.max_overhead:.1%}. Raise max_overhead, or choose strategy='auto'."
+            f"{self.max_overhead:.1%}. Raise max_overhead, or leave out the strategy or hints that ask for this much."
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from tf_memsaver.errors import InfeasibleBudgetError
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.request import Request
-from tf_memsaver.planners.compiled import AS_GOOD, DOUBT, MOST_COMPILED, least_of, quickest_within
+from tf_memsaver.planners.compiled import AS_GOOD, DOUBT, MOST_COMPILED, least_of, quickest_compiled_within
 from tf_memsaver.planners.solve import curve
 from tools.shared.nets import chain
 
@@ -38,7 +38,7 @@ def test_the_plans_are_in_order() -> None:
 @pytest.mark.parametrize("budget", range(min(FALLING), 101))
 def test_the_quickest_within_a_budget(budget: int) -> None:
     compiler = Compiler(FALLING)
-    plan, peak = quickest_within(PLANS, budget, compiler)
+    plan, peak = quickest_compiled_within(PLANS, budget, compiler)
     assert peak == FALLING[PLANS.index(plan)] <= budget
     assert compiler.asked <= MOST_COMPILED
     # What was expected is no help here: halving comes near the very one.
@@ -49,30 +49,30 @@ def test_the_quickest_within_a_budget(budget: int) -> None:
 @pytest.mark.parametrize("place", range(1, len(PLANS)))
 def test_what_is_expected_finds_the_quickest_at_once(place: int) -> None:
     compiler = Compiler([2 * plan.peak_bytes for plan in PLANS])
-    plan, peak = quickest_within(PLANS, compiler.peaks[place], compiler, known=[PLANS[0]])
+    plan, peak = quickest_compiled_within(PLANS, compiler.peaks[place], compiler, known=[PLANS[0]])
     assert (plan, peak) == (PLANS[place], compiler.peaks[place]) and compiler.asked <= 1 + 1
 
 
 def test_others_show_what_is_possible_where_what_is_expected_is_wrong() -> None:
     compiler = Compiler([100] * (len(PLANS) - 1) + [10])
-    assert quickest_within(PLANS[:-1], 50, compiler, others=PLANS[-1:]) == (PLANS[-1], 10)
+    assert quickest_compiled_within(PLANS[:-1], 50, compiler, others=PLANS[-1:]) == (PLANS[-1], 10)
 
 
 def test_what_was_compiled_before_is_taken() -> None:
     compiler = Compiler(FALLING)
-    plan, peak = quickest_within(PLANS[:3], FALLING[-1], compiler, known=[PLANS[-1]])
+    plan, peak = quickest_compiled_within(PLANS[:3], FALLING[-1], compiler, known=[PLANS[-1]])
     assert (plan, peak) == (PLANS[-1], FALLING[-1])
 
 
 def test_the_slowest_is_not_always_the_least() -> None:
     peaks = [*FALLING[:-1], FALLING[0]]
-    plan, peak = quickest_within(PLANS, FALLING[len(PLANS) // 2], Compiler(peaks))
+    plan, peak = quickest_compiled_within(PLANS, FALLING[len(PLANS) // 2], Compiler(peaks))
     assert peak == FALLING[PLANS.index(plan)] <= FALLING[len(PLANS) // 2]
 
 
 def test_the_least_that_was_compiled_is_named() -> None:
     with pytest.raises(InfeasibleBudgetError) as error:
-        quickest_within(PLANS, 1, Compiler(FALLING))
+        quickest_compiled_within(PLANS, 1, Compiler(FALLING))
     assert error.value.least_bytes == min(FALLING)
 
 

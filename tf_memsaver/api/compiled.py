@@ -20,7 +20,7 @@ from tf_memsaver.plan.advice import WORTH_WHILE
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.registry import planner_named
 from tf_memsaver.plan.request import Request
-from tf_memsaver.planners.compiled import MOST_COMPILED, least_of, quickest_within
+from tf_memsaver.planners.compiled import MOST_COMPILED, least_of, quickest_compiled_within
 from tf_memsaver.planners.measured import least_plan, plan_that_keeps
 from tf_memsaver.planners.solve import Plans
 from tf_memsaver.program.data import Batch
@@ -211,7 +211,7 @@ def _chosen(proposed: _Proposed, free: Request, budget: int | None, plain: Plan,
     if budget is not None:
         known = [plan for plan in [*quick, *others] if plan in compiled]
         known += [plain] if may_be_plain else []
-        return quickest_within(quick, budget, most_bytes, known, others)[0]
+        return quickest_compiled_within(quick, budget, most_bytes, known, others)[0]
     best, peak = least_of(quick, most_bytes, others)
     is_worth_it = not may_be_plain or peak <= (1 - WORTH_WHILE) * most_bytes(plain)
     return best if is_worth_it else plain

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from tf_memsaver.ir.graph import Graph, Op, Phase
-from tf_memsaver.judge.rows import Ints, Rows, ScheduledOp
+from tf_memsaver.judge.rows import Ints, ScheduledOp, StepArrays
 
 
 class Prepared:
@@ -43,9 +43,9 @@ class Prepared:
         """For each op, its step in the plain schedule."""
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> StepArrays:
         """``static`` as arrays."""
-        return Rows.of(self.static)
+        return StepArrays.of(self.static)
 
     @cached_property
     def sizes(self) -> Ints:

@@ -59,7 +59,7 @@ class Lists(NamedTuple):
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
-class Rows(NamedTuple):
+class StepArrays(NamedTuple):
     """The fields of ``ScheduledOp`` over buffers, for many steps."""
 
     touches: Lists
@@ -68,7 +68,7 @@ class Rows(NamedTuple):
     workspace: Ints
 
     @classmethod
-    def of(cls, steps: Sequence[ScheduledOp]) -> Rows:
+    def of(cls, steps: Sequence[ScheduledOp]) -> StepArrays:
         """Return the rows of some steps."""
         return cls(
             touches=Lists.of([step.touches for step in steps]),
@@ -78,7 +78,7 @@ class Rows(NamedTuple):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
+    def joined(cls, parts: Sequence[StepArrays]) -> StepArrays:
         """Return the rows of several parts, one behind the other."""
         touches, allocates, overwrites, workspace = zip(*(cls.of([]), *parts), strict=True)
         return cls(
@@ -88,16 +88,16 @@ class Rows(NamedTuple):
             workspace=np.concatenate(workspace),
         )
 
-    def take(self, places: Ints) -> Rows:
+    def take(self, places: Ints) -> StepArrays:
         """Return the rows of some steps."""
         touches, allocates, overwrites = (lists.take(places) for lists in self[:3])
-        return Rows(touches, allocates, overwrites, self.workspace[places])
+        return StepArrays(touches, allocates, overwrites, self.workspace[places])
 
-    def moved(self, first: int, by: int) -> Rows:
+    def moved(self, first: int, by: int) -> StepArrays:
         """Return the rows with the buffers from number ``first`` on counted up."""
 
         def shifted(lists: Lists) -> Lists:
             return Lists(lists.counts, lists.numbers + by * (lists.numbers >= first))
 
         touches, allocates, overwrites = map(shifted, self[:3])
-        return Rows(touches, allocates, overwrites, self.workspace)
+        return StepArrays(touches, allocates, overwrites, self.workspace)

@@ -17,7 +17,7 @@ import numpy as np
 from tf_memsaver.ir.graph import Op
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.prepared import Prepared
-from tf_memsaver.judge.rows import Ints, Rows, ScheduledOp
+from tf_memsaver.judge.rows import Ints, ScheduledOp, StepArrays
 from tf_memsaver.judge.turns import turns_of
 
 MOST_STEPS = 300_000
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     """Consecutive steps of a schedule. Copies of values are numbered from the number of the graph's values on."""
 
     steps: list[ScheduledOp]
-    rows: Rows
+    rows: StepArrays
     copies: Ints
     """The size of each copy in bytes."""
     replayed: Sequence[int]
@@ -54,10 +54,10 @@ class Schedule:
         return list(zip(self._pieces, before, strict=False))
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> StepArrays:
         """The steps as arrays."""
         first = len(self._prepared.nbytes)
-        return Rows.joined([piece.rows.moved(first, by) if by else piece.rows for piece, by in self._placed])
+        return StepArrays.joined([piece.rows.moved(first, by) if by else piece.rows for piece, by in self._placed])
 
     @cached_property
     def sizes(self) -> Ints:
@@ -140,7 +140,7 @@ class Scheduler:
             writer.write(segment, backward, {})
             steps, copies = writer.steps, np.array(writer.copies, dtype=np.int64)
             replayed = [step.op for step in steps if step.replay and step.op >= 0]
-            self._pieces[key] = Piece(steps, Rows.of(steps), copies, replayed)
+            self._pieces[key] = Piece(steps, StepArrays.of(steps), copies, replayed)
             self._steps += len(steps)
         return self._pieces[key]
 

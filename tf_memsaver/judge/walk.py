@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.judge.rows import Ints, Rows, ScheduledOp
+from tf_memsaver.judge.rows import Ints, ScheduledOp, StepArrays
 
 Number = TypeVar("Number", np.int64, np.float64)
 
@@ -20,7 +20,7 @@ class Lives:
     never. An output takes over the buffer of the same size of an input that dies there, where the op may overwrite it.
     """
 
-    def __init__(self, rows: Rows, sizes: Ints, outlive: Iterable[int]) -> None:
+    def __init__(self, rows: StepArrays, sizes: Ints, outlive: Iterable[int]) -> None:
         self._steps = len(rows.workspace)
         self.last = np.full(len(sizes), -1)
         """The last step that touches each buffer: one after all steps for those that outlive them."""
@@ -44,12 +44,12 @@ def walk(
     steps: Sequence[ScheduledOp], nbytes: Sequence[int], outlive: Iterable[int], resident_bytes: int
 ) -> tuple[list[int], list[int]]:
     """Return the bytes live while each step runs, and the last step that touches each buffer (see ``Lives``)."""
-    rows, sizes = Rows.of(steps), np.array(nbytes, dtype=np.int64)
+    rows, sizes = StepArrays.of(steps), np.array(nbytes, dtype=np.int64)
     lives = Lives(rows, sizes, outlive)
     return (resident_bytes + lives.sums(sizes) + rows.workspace).tolist(), lives.last.tolist()
 
 
-def _taken_over(rows: Rows, sizes: Ints, last: Ints) -> Ints:
+def _taken_over(rows: StepArrays, sizes: Ints, last: Ints) -> Ints:
     """Return the buffers that a new one of the same size takes over."""
     made_at = np.full(len(sizes), len(rows.workspace))
     made_at[rows.allocates.numbers] = rows.allocates.places

@@ -29,7 +29,7 @@ DOUBT = 0.2
 """Where a peak was more than expected, one near it may be less than that makes expect, by so large a share."""
 
 
-def quickest_within(
+def quickest_compiled_within(
     plans: Sequence[Plan], budget: int, compiled: Compile, known: Sequence[Plan] = (), others: Sequence[Plan] = ()
 ) -> tuple[Plan, int]:
     """Return the quickest plan found whose compiled peak is within a budget, and that peak.

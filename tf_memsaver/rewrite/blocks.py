@@ -14,7 +14,7 @@ from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
+class ArrivingGradients:
     """What the plain step makes of the gradients of a segment's outputs.
 
     ``names`` has the name under which each arrives, and ``terms`` the slots whose gradients may be terms of a sum.
@@ -63,7 +63,7 @@ class Block:
     variables: tuple[Any, ...]
     own_variables: frozenset[int]
     assigned: frozenset[int]
-    gradients: Gradients
+    gradients: ArrivingGradients
 
 
 def blocks_of(sequence: CallSequence, segments: Sequence[Segment]) -> tuple[Block, ...]:
@@ -96,7 +96,7 @@ def _block(sequence: CallSequence, segment: Segment, readers: _Readers) -> Block
         variables=variables,
         own_variables=frozenset(id(v) for v in variables if readers.of_variable[id(v)] == 1),
         assigned=frozenset(slot for slot in outputs if readers.are_all(ASSIGNMENTS, segment.stop, slot)),
-        gradients=Gradients(
+        gradients=ArrivingGradients(
             names={slot: readers.gradient_name(slot, segment.stop, sequence.forward_first) for slot in outputs},
             terms=factors.union(s for s in outputs if not readers.are_all(ACTIVATION_PARTS, segment.stop, s)),
             several=factors | added if len(added) > 1 else factors,
