@@ -122,6 +122,14 @@ def test_a_table_that_several_segments_read_is_kept_out() -> None:
     )
 
 
+def test_slots_are_compared_with_the_weights_and_not_with_their_sparse_gradients() -> None:
+    model = words()
+    model.compile("adam", "mse", jit_compile=False)
+    estimate = tf_memsaver.estimate(model, batch_size=1)
+    assert estimate.gradient_bytes < estimate.trained_bytes == sum(v.numpy().nbytes for v in model.weights)
+    assert estimate.optimizer_slots == pytest.approx(2.0, abs=0.02)
+
+
 def test_a_function_that_gathers() -> None:
     table = tf.Variable(tf.random.stateless_normal((TOKENS, WIDTH), (1, 2)))
     kernels = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (3, seed))) for seed in range(3)]

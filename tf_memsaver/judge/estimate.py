@@ -48,9 +48,10 @@ class Estimate(Summarized):
     peak that XLA's compiler reports, if ``fit`` compiles the model with XLA, otherwise None.
 
     ``activation_bytes`` are all values that the forward pass leaves for the backward pass, including those outside
-    layers (the loss). ``parameter_bytes`` are the weights and other state, ``gradient_bytes`` the gradients of the
-    trained weights, ``optimizer_bytes`` the optimizer's slots, and ``input_bytes`` the batch. ``optimizer_slots`` is
-    the optimizer's memory as a multiple of the trained weights' (2.0 for Adam). Up to ``uncounted_bytes`` of all these
+    layers (the loss). ``parameter_bytes`` are the weights and other state, ``trained_bytes`` those weights that the
+    optimizer updates, ``gradient_bytes`` their gradients, which are smaller for an embedding, ``optimizer_bytes`` the
+    optimizer's slots, and ``input_bytes`` the batch. ``optimizer_slots`` is the optimizer's memory as a multiple of the
+    trained weights' (2.0 for Adam). Up to ``uncounted_bytes`` of all these
     are not in the peak: a CPU's allocator does not count tensors below 256 KiB. ``step_seconds`` is the predicted time.
 
     ``units`` has one entry for each layer; ``pandas.DataFrame(estimate.units)`` is a table of them.
@@ -70,6 +71,7 @@ class Estimate(Summarized):
     step_seconds: float
     compiled_peak_bytes: int | None = None
     uncounted_bytes: int = 0
+    trained_bytes: int = 0
 
     @classmethod
     def from_graph(cls, graph: Graph) -> Estimate:
@@ -93,6 +95,7 @@ class Estimate(Summarized):
             peak_at="" if highest is None else _place(graph, graph.ops[highest.op]),
             step_seconds=graph.step_seconds,
             uncounted_bytes=simulator.uncounted_bytes,
+            trained_bytes=_trained_bytes(graph),
         )
 
     @property
@@ -103,7 +106,7 @@ class Estimate(Summarized):
     @property
     def optimizer_slots(self) -> float:
         """The optimizer's memory as a multiple of the trained weights'."""
-        return self.optimizer_bytes / self.gradient_bytes if self.gradient_bytes else 0.0
+        return self.optimizer_bytes / self.trained_bytes if self.trained_bytes else 0.0
 
     @property
     def rule_of_thumb_bytes(self) -> int:
@@ -223,6 +226,12 @@ def _buffer_bytes(graph: Graph, kind: MemoryKind) -> int:
     """Return the bytes of the buffers of all values of a kind, views included."""
     buffers = {graph.roots[value.index] for value in graph.values if value.kind is kind}
     return sum(graph.values[buffer].nbytes for buffer in buffers)
+
+
+def _trained_bytes(graph: Graph) -> int:
+    """Return the bytes of the weights that the update reads or writes."""
+    read = {graph.roots[value] for op in graph.ops if op.phase is Phase.UPDATE for value in op.inputs}
+    return sum(graph.values[root].nbytes for root in read if graph.values[root].kind is MemoryKind.PARAMETER)
 
 
 def _place(graph: Graph, op: Op) -> str:
