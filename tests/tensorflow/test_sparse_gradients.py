@@ -126,7 +126,8 @@ def test_slots_are_compared_with_the_weights_and_not_with_their_sparse_gradients
     model = words()
     model.compile("adam", "mse", jit_compile=False)
     estimate = tf_memsaver.estimate(model, batch_size=1)
-    assert estimate.gradient_bytes < estimate.trained_bytes == sum(v.numpy().nbytes for v in model.weights)
+    weights = sum(v.numpy().nbytes for v in model.weights)
+    assert estimate.gradient_bytes < estimate.trained_bytes == pytest.approx(weights, rel=0.01)
     assert estimate.optimizer_slots == pytest.approx(2.0, abs=0.02)
 
 
