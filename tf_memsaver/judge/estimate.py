@@ -51,8 +51,8 @@ class Estimate(Summarized):
     layers (the loss). ``parameter_bytes`` are the weights and other state, ``trained_bytes`` those weights that the
     optimizer updates, ``gradient_bytes`` their gradients, which are smaller for an embedding, ``optimizer_bytes`` the
     optimizer's slots, and ``input_bytes`` the batch. ``optimizer_slots`` is the optimizer's memory as a multiple of the
-    trained weights' (2.0 for Adam). Up to ``uncounted_bytes`` of all these
-    are not in the peak: a CPU's allocator does not count tensors below 256 KiB. ``step_seconds`` is the predicted time.
+    trained weights' (2.0 for Adam). Up to ``uncounted_bytes`` of all these are not in the peak: a CPU's allocator does
+    not count tensors below 256 KiB. ``step_seconds`` is the predicted time.
 
     ``units`` has one entry for each layer; ``pandas.DataFrame(estimate.units)`` is a table of them.
     """

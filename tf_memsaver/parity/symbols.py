@@ -35,18 +35,20 @@ def symbol_of(tensor: tf.Tensor) -> Symbol | None:
     Two tensors that it is the same for have the same symbols.
     """
     known = _known.setdefault(tensor.graph, {})
-    pending = [tensor]
+    pending, opened = [tensor], set[Symbol]()
     while pending:
         current = pending[-1]
         key = _key_of(current)
         sources = () if key in known or _is_known(current) else _sources_of(current)
-        missing = [each for each in sources if _key_of(each) not in known]
+        # In a loop as TensorFlow 1 writes it, a tensor leads to itself.
+        missing = [each for each in sources if _key_of(each) not in known and _key_of(each) not in opened]
         if missing:
+            opened.add(key)
             pending.extend(missing)
             continue
         pending.pop()
         if key not in known:
-            given = {known[_key_of(each)] for each in sources} - {None}
+            given = {known.get(_key_of(each), _key_of(each)) for each in sources} - {None}
             # Of several symbols it is not known that they are the same size.
             own = len(given) != 1 or makes_symbols(current.op)
             known[key] = None if _is_known(current) else key if own else given.pop()
