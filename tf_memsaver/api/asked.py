@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,6 +128,7 @@ def bytes_of_others(model: Any) -> int:
     """Return what this process holds on the device that is none of a model's: data on a CPU, or other models.
 
     Of a loop nobody knows what is its own: 0. What a CPU's allocator does not count of a model is taken for counted.
+    Garbage is collected first: slots of steps that were run before may lie in it, and leave while the next steps run.
 
     Raises:
       MeasurementError: nothing counts the device's memory.
@@ -135,6 +137,7 @@ def bytes_of_others(model: Any) -> int:
     check_counted(device)
     if not isinstance(model, keras.Model):
         return 0
+    gc.collect()
     return max(0, int(tf.config.experimental.get_memory_info(device)["current"]) - _bytes_taken(model))
 
 
