@@ -229,9 +229,10 @@ def _buffer_bytes(graph: Graph, kind: MemoryKind) -> int:
 
 
 def _trained_bytes(graph: Graph) -> int:
-    """Return the bytes of the weights that the update reads or writes."""
+    """Return the bytes of the weights that the update reads or writes; of their gradients, if it was not traced."""
     read = {graph.roots[value] for op in graph.ops if op.phase is Phase.UPDATE for value in op.inputs}
-    return sum(graph.values[root].nbytes for root in read if graph.values[root].kind is MemoryKind.PARAMETER)
+    trained = sum(graph.values[root].nbytes for root in read if graph.values[root].kind is MemoryKind.PARAMETER)
+    return trained or _buffer_bytes(graph, MemoryKind.WEIGHT_GRADIENT)
 
 
 def _place(graph: Graph, op: Op) -> str:
