@@ -77,7 +77,7 @@ def test_an_optimized_model_beside_its_plain_form() -> None:
     model = deep(depth)
     optimized = tf_memsaver.optimize(model, data=data())
     measured = tf_memsaver.measure(optimized, data=data(), steps=4, beside_plain=True)
-    assert measured.activation_bytes < depth / 2 * LAYER_BYTES
+    assert measured.activation_bytes < depth / 3 * LAYER_BYTES
     assert measured.plain_step_seconds and measured.slowdown is not None and measured.slowdown_range
     assert measured.slowdown_range[0] <= measured.slowdown_range[1] and "than a plain step" in str(measured)
     assert Measurement.from_json(measured.to_json()) == measured

@@ -282,14 +282,11 @@ class _Names:
         scope, _, last = twin.rpartition("/")
         if scope and f"{scope}/" not in self._scopes:
             self._numbered(scope)
-        scope_here = self._scopes[f"{scope}/" if scope else ""]
-        plain = _NUMBER.sub("", last)
-        if plain != last and is_name_taken(self._graph, f"{scope}/{plain}".lstrip("/")):
+        plain = "AddN" if is_sum else _NUMBER.sub("", last)
+        if is_sum or (plain != last and is_name_taken(self._graph, f"{scope}/{plain}".lstrip("/"))):
             last = plain
-        own = f"{scope_here}{last}"
-        if is_sum:
-            own = name_of_sum(self._graph, f"{scope_here}AddN") or f"{scope_here}AddN"
-        own = self._unique(own)
+        own = f"{self._scopes[f'{scope}/' if scope else '']}{last}"
+        own = self._unique((name_of_sum(self._graph, own) if is_sum else None) or own)
         self._given.add(twin)
         self._scopes[f"{twin}/"] = f"{own}/"
         return f"{own}/"

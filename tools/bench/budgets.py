@@ -69,7 +69,7 @@ def rows_of(cell: Cell, *, loaded: bool, calibrated: bool) -> Iterator[dict[str,
         yield row | outcome_of(cell, True, {"budget": budget, "calibrate": calibrated})
 
 
-def machine_of(row: dict[str, Any]) -> str:
+def kind_of(row: dict[str, Any]) -> str:
     """Return how a row was measured, in words."""
     return ("loaded" if row["loaded"] else "idle") + (", calibrated" if row["calibrated"] else "")
 
@@ -82,8 +82,8 @@ def used(row: dict[str, Any]) -> float | None:
 def summary(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Return lines that say how many budgets were kept, and how much of them steps took."""
     rows, lines = list(rows), []
-    for kind in dict.fromkeys(map(machine_of, rows)):
-        here = [row for row in rows if machine_of(row) == kind]
+    for kind in dict.fromkeys(map(kind_of, rows)):
+        here = [row for row in rows if kind_of(row) == kind]
         shares = [share for row in here for share in [used(row)] if share is not None]
         if not shares:
             continue
@@ -100,7 +100,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     """Return rows as a table in Markdown."""
     lines = ["| cell | machine | budget | | predicted | measured | used | warns |", "|---|---|---|--:|--:|--:|--:|---|"]
     for row in rows:
-        begin = f"| {row['cell']} | {machine_of(row)} | {row['budget']} | "
+        begin = f"| {row['cell']} | {kind_of(row)} | {row['budget']} | "
         begin += f"{format_bytes(row['budget_bytes'])} |"
         share = used(row)
         if share is None:
