@@ -1,8 +1,9 @@
 """A traced TensorFlow function as one flat list of calls, each a few of its operations.
 
-Calls of other functions are inlined. What needs no argument (reads of variables, and what is made of them) is hoisted
-in front of all calls, assignments are moved after them where nothing reads the variable in between, and the rest is
-grouped so that each call makes one large tensor: segments of a plan are made of such groups.
+Calls of other functions are inlined. What needs no argument (reads of variables, what is made of them, and what sets
+them for a later read) is hoisted in front of all calls, assignments are moved after them where nothing reads the
+variable in between, and the rest is grouped so that each call makes one large tensor: segments of a plan are made of
+such groups.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tf_memsaver.program.grouping import assignments_last, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.program.program import Program
-from tf_memsaver.tfgraph.operations import FUNCTION_CALLS, RANDOM, has_gradients
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, FUNCTION_CALLS, RANDOM, has_gradients
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
 """Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and
@@ -191,16 +192,21 @@ class FunctionCalls(Program):
     def _hoisted(self, calls: Sequence[OpCall], count: int) -> tuple[list[OpCall], list[OpCall]]:
         """Part the calls into those that need no argument and can run first, and the others.
 
-        Random numbers are made where they are read: they may be large, and a sum with them must stay one sum.
+        Random numbers are made where they are read: they may be large, and a sum with them must stay one sum. What is
+        assigned to a variable runs first only if the variable is used again, as the seed of a layer with several calls.
         """
         early = set(range(self.argument_count, count))
+        last_use = {slot: place for place, call in enumerate(calls) for slot in call.inputs if slot in self._variable_of}
         written: set[int] = set()
         hoisted, rest = [], []
-        for call in calls:
+        for place, call in enumerate(calls):
             resources = [slot for slot in call.inputs if slot in self._variable_of]
-            is_read = call.operation.type == "ReadVariableOp" and not written.intersection(resources)
+            is_used = call.operation.type == "ReadVariableOp" or (
+                call.operation.type in ASSIGNMENTS and any(last_use[slot] > place for slot in resources)
+            )
+            can_run = is_used and written.isdisjoint(resources)
             stays = call.operation.is_stateful or call.operation.type in RANDOM
-            if (is_read or not stays) and early.issuperset(call.reads):
+            if (can_run or not stays) and early.issuperset(call.reads):
                 early.update(call.outputs)
                 hoisted.append(call)
                 continue
