@@ -122,6 +122,49 @@ def test_a_table_that_several_segments_read_is_kept_out() -> None:
     )
 
 
+class SharedPositions(keras.Model):
+    """Blocks that add learned relative positions of one table to what they attend with, each scaled by its own gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = self.add_weight(shape=(2 * LENGTH, 1), name="table")
+        self.gates = [self.add_weight(shape=(), initializer="ones", name=f"gate_{n}") for n in range(3)]
+        self.queries = [layers.Dense(WIDTH) for _ in self.gates]
+        self.wide = [layers.Dense(4 * WIDTH, activation="gelu") for _ in self.gates]
+        self.narrow = [layers.Dense(WIDTH) for _ in self.gates]
+        self.out = layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        places = keras.ops.arange(LENGTH)
+        distances = keras.ops.expand_dims(places, 1) - keras.ops.expand_dims(places, 0) + LENGTH
+        biases = keras.ops.squeeze(keras.ops.take(self.table, distances, axis=0), -1)
+        for gate, query, wide, narrow in zip(self.gates, self.queries, self.wide, self.narrow, strict=True):
+            scores = keras.ops.matmul(query(x), keras.ops.transpose(x, (0, 2, 1))) + biases * gate
+            x = x + narrow(wide(keras.ops.matmul(keras.ops.softmax(scores), x)))
+        return self.out(x)
+
+
+@pytest.mark.parametrize("granularity", ["auto", "op"])
+def test_what_reads_a_table_made_in_front_of_all_segments_is_recomputed(granularity: Any) -> None:
+    """All softmaxes were kept: each was said to have a sparse gradient of the table of its own."""
+
+    def fitted(**options: Any) -> tuple[Any, Any]:
+        keras.utils.set_random_seed(0)
+        model, data = SharedPositions(), np.random.default_rng(0).standard_normal((24, LENGTH, WIDTH)).astype("float32")
+        model(data[:1])
+        model.compile("adam", "mse", jit_compile=False)
+        if options:
+            model = tf_memsaver.optimize(model, data=(data[:8], data[:8, :, :3]), **options)
+        return fit(model, data, data[:, :, :3], batch_size=8, epochs=3), model
+
+    plain, _ = fitted()
+    found, model = fitted(granularity=granularity, strategy="recompute_all")
+    plan = model.memsaver_plan
+    assert not any("sparse" in reason for reason in plan.reasons)
+    assert sum("oftmax" in label for label in plan.recomputed) == 3
+    assert len(plain) > 9 and not differing(plain, found)
+
+
 def test_slots_are_compared_with_the_weights_and_not_with_their_sparse_gradients() -> None:
     model = words()
     model.compile("adam", "mse", jit_compile=False)

@@ -57,11 +57,13 @@ class _Tracer:
         loss_tape, sources, scaled = self._loss()
         self._mark(Phase.FORWARD, None)
         self._backward_of(loss_tape, [scaled], [tf.ones_like(scaled)], sources, None)
+        self._mark(Phase.BACKWARD, None)
         weights = self._first_readers()
         for unit in counted("backward pass", range(len(tapes))[::-1]):
             tape, outputs, inputs = tapes[unit]
             self._backward_of(tape, outputs, [self._take(t) for t in outputs], inputs, unit)
-            self._backward_of_weights(entry, [self._slots[slot] for slot in weights.get(unit, ())], unit)
+            self._backward_of_weights(entry, [self._slots[slot] for slot in weights.get(unit, ())])
+            self._mark(Phase.BACKWARD, unit)
         self._step.sparse_units = self._sparse.summed()
         gradients = self._sum_weight_gradients()
         if not gradients:
@@ -183,17 +185,19 @@ class _Tracer:
                 else:
                     self._gradients.setdefault(id(source), []).append(gradient)
                     self._step.gradient_units.setdefault(id(source), []).append(unit)
-        self._mark(Phase.BACKWARD, unit)
 
-    def _backward_of_weights(self, entry: Any, made: list[Any], unit: int) -> None:
-        """Pass the gradients of what is made of weights on to the weights; those of a mere read stay sparse."""
+    def _backward_of_weights(self, entry: Any, made: list[Any]) -> None:
+        """Pass the gradients of what is made of weights on to the weights; those of a mere read stay sparse.
+
+        No replay does this: what is made of weights alone is made in front of all segments.
+        """
         arrived = [self._take(tensor) for tensor in made]
         for place, (tensor, gradient) in enumerate(zip(made, arrived, strict=True)):
             variable = self._read.get(id(tensor))
             if isinstance(gradient, tf.IndexedSlices) and variable is not None:
                 self._weight_gradients.setdefault(id(variable), []).append(gradient)
                 arrived[place] = None
-        self._backward_of(entry, made, arrived, [], unit)
+        self._backward_of(entry, made, arrived, [], None)
 
     def _sum_weight_gradients(self) -> list[tuple[Any, Any]]:
         pairs = []
