@@ -196,7 +196,7 @@ class FunctionCalls(Program):
         assigned to a variable runs first only if the variable is used again, as the seed of a layer with several calls.
         """
         early = set(range(self.argument_count, count))
-        last_use = {slot: place for place, call in enumerate(calls) for slot in call.inputs if slot in self._variable_of}
+        last_use = {slot: place for place, call in enumerate(calls) for slot in call.inputs}
         written: set[int] = set()
         hoisted, rest = [], []
         for place, call in enumerate(calls):
