@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver.compat.gradient_terms import last_sum
+from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import SecondDerivativeError, UnsupportedModelError
 from tf_memsaver.parity.grappler import KEPT_IDENTITY
 from tf_memsaver.runtime.recompute import recompute
@@ -458,3 +459,20 @@ def test_equal_functions_share_one_trace_of_their_replays() -> None:
     traced(step, X, W)
     assert [len(function.first_runs) for function in functions] == [1, 1, 1]
     assert sum(len(function.replays) for function in functions) < 3
+
+
+def test_a_gradient_that_goes_to_two_inputs_does_not_keep_its_graph() -> None:
+    """``tape.gradient`` counts it once too often: graphs stayed for good, with the optimizer's slots that they read."""
+
+    def step(a: Any, b: Any) -> Any:
+        a, b = (tf.tanh(each) for each in (a, b))
+        added = Function(lambda inputs, _weights, _held: [inputs[0] + inputs[1]])
+        with tf.GradientTape() as tape:
+            tape.watch([a, b])
+            loss = tf.reduce_sum(tf.tanh(recompute(added, [a, b], [])[0]))
+        return tape.gradient(loss, [a, b])
+
+    with gradients_end_with_graphs():
+        graph = weakref.ref(traced(step, X, X))
+    gc.collect()
+    assert graph() is None

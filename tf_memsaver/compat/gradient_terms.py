@@ -58,6 +58,10 @@ def gradients_in_terms(
 ) -> list[list[Any]]:
     """Return, for each source, the terms of its gradient, in the order in which the tape would add them.
 
+    Also where only their sums are wanted (``sum_of``): if two sources have one tensor as their gradient, as those of an
+    addition do, ``tape.gradient`` counts one reference to it too many, and the graph stays in memory for good
+    (``TapeGradient`` in tensorflow/python/eager/pywrap_tfe_src.cc, TensorFlow 2.21).
+
     Args:
       tape: what recorded the targets.
       targets: what gradients come from; one of several terms stands there once for each.
@@ -108,7 +112,7 @@ def _added(gradients: Sequence[Any]) -> Any:
         return first
     if first is _thread.marker:
         return _Terms(gradients[1:])
-    total = _sum_with_number(gradients)
+    total = sum_of(gradients)
     if len(gradients) > 1 and isinstance(total, tf.Tensor) and _somebody_listens(total):
         _thread.last = weakref.ref(total, _forget), tuple(gradients)
     return total
@@ -147,7 +151,7 @@ def is_numbered_sum(operation_type: str, name: str) -> bool:
     return operation_type == "AddN" and _NUMBERED.fullmatch(name) is not None
 
 
-def _sum_with_number(gradients: Sequence[Any]) -> Any:
+def sum_of(gradients: Sequence[Any]) -> Any:
     """Return the sum that a tape makes of gradients, with the number that it has where no sum was forgotten."""
     name = None
     if len(gradients) > 1 and all(isinstance(each, tf.Tensor) for each in gradients):

@@ -6,12 +6,12 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.compat.gradient_terms import gradients_in_terms
+from tf_memsaver.compat.gradient_terms import gradients_in_terms, sum_of
 from tf_memsaver.compat.graphs import is_compiled_by_xla, place_of
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.control import is_kernel, waited_for
@@ -124,13 +124,7 @@ def _gradients(
 ) -> Gradients:
     """Return a gradient, or None, for each place of a first run."""
     counts = [*first.counts, *[1] * len(first.weights)]
-    several = any(count > 1 for count in itertools.compress(counts, first.wanted))
-    found: Iterator[Sequence[Gradient]]
-    if several:
-        found = iter(gradients_in_terms(tape, targets, upstream, sources, marker))
-    else:
-        results = tape.gradient(targets, sources, output_gradients=upstream)
-        found = iter([] if each is None else [each] for each in results)
+    found = iter(gradients_in_terms(tape, targets, upstream, sources, marker))
     return [
         term
         for count, wanted in zip(counts, first.wanted, strict=True)
@@ -141,7 +135,7 @@ def _gradients(
 def _filled(terms: Sequence[Gradient], count: int) -> Gradients:
     """Return terms in so many places; what is too many is added up in the last one."""
     if len(terms) > count:
-        terms = [*terms[: count - 1], tf.add_n([tf.convert_to_tensor(term) for term in terms[count - 1 :]])]
+        terms = [*terms[: count - 1], sum_of(terms[count - 1 :])]
     return [*terms, *[None] * (count - len(terms))]
 
 
