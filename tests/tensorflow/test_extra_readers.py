@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tf_memsaver.parity.extra_readers import FirstRunReads
+from tf_memsaver.parity.extra_readers import FirstRunReads, needed_for
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradient_reads import read_by_gradients
 from tf_memsaver.parity.level import EXACT
@@ -112,8 +112,9 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         added = graph.get_operations()[start:]
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
-        assert EXACT.read_in_replay([], added[: end - start], added, [], [], [gradient, y], Gates()) == ()
-        assert EXACT.read_in_replay([], added[: end - start], added, [], [], [gradient], Gates())
+        replayed = added[: end - start]
+        assert EXACT.read_in_replay([], replayed, needed_for([gradient, y], added), [], [], Gates()) == ()
+        assert EXACT.read_in_replay([], replayed, needed_for([gradient], added), [], [], Gates())
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")

@@ -476,3 +476,31 @@ def test_a_gradient_that_goes_to_two_inputs_does_not_keep_its_graph() -> None:
         graph = weakref.ref(traced(step, X, X))
     gc.collect()
     assert graph() is None
+
+
+def test_sizes_of_what_a_replay_needs_no_number_of_are_read_in_the_first_run() -> None:
+    """An input was kept, and copied, for its shape: its average is not needed, and the gradient divides by a size."""
+
+    def averaged(inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tensor]:
+        del weights, held
+        return [tf.tanh(inputs[0]) + tf.reduce_mean(inputs[1])]
+
+    def step(x: Any, y: Any) -> Any:
+        return gradients_of(Function(averaged), [x, y], [])
+
+    graph = traced(step, X, X, free=True)
+    readers = [each for each in graph.inputs[1].consumers() if each.type == "Shape"]
+    assert readers and not any(each.control_inputs for each in readers)
+    copies = [each.outputs[0] for each in graph.inputs[1].consumers() if each.type == "Sub"]
+    assert copies and not any(each.type == "Shape" for copy in copies for each in copy.consumers())
+    kept = [each.outputs[0] for each in graph.inputs[0].consumers() if each.type == "Sub"]
+    assert any(each.type == "Tanh" for copy in kept for each in copy.consumers())
+
+    def plain(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            loss = tf.reduce_sum(averaged([x, y], [], [])[0] ** 2)
+        return tape.gradient(loss, [x, y])
+
+    for found, expected in zip(tf.function(step)(X, X), tf.function(plain)(X, X), strict=True):
+        assert np.array_equal(found, expected)

@@ -118,6 +118,11 @@ def wait_for_only(operation: Any, others: Iterable[Any]) -> None:
     operation._add_control_inputs(list(others))
 
 
+def read_instead(operation: Any, place: int, tensor: tf.Tensor) -> None:
+    """Give an operation another tensor as the input at a place; its outputs keep their shapes."""
+    operation._update_input(place, tensor)
+
+
 def run_steps_in_turn(loop: Any) -> None:
     """Let a step of a while loop begin when the one before is over; by itself, TensorFlow runs up to 32 at once."""
     loop._set_attr("parallel_iterations", attr_value_pb2.AttrValue(i=1))

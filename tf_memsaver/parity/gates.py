@@ -5,12 +5,12 @@ Compilers and graph optimisation drop control dependencies where they see no nee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import wait_for_only
+from tf_memsaver.compat.graphs import read_instead, wait_for_only
 from tf_memsaver.tfgraph.operations import has_gradients
 
 _GATE = "memsaver_gate"
@@ -105,6 +105,29 @@ _SHAPES = frozenset("Rank Shape ShapeN Size".split())
 
 _OF_SHAPES = frozenset("Cast ConcatV2 GatherV2 Maximum Minimum Mul Pack Prod Reshape Slice StridedSlice Sub".split())
 """and those by which shapes are made of shapes."""
+
+
+def free_sizes(gated: Sequence[Any], ungated: Sequence[Any], needed: Collection[int], gate: tf.Tensor) -> None:
+    """Let a replay read the sizes of what it needs no number of from the first run, before the gate is known.
+
+    An attention that a block returns, and a loss averages, would be kept and copied for its shape alone: graph
+    optimisation takes the average out of the replay, but its gradient divides by a size.
+
+    Args:
+      gated: what the replay reads after its gate.
+      ungated: what each of them was before it.
+      needed: the ids of the operations that the gradients of the replay are made of.
+      gate: the gate.
+    """
+    for tensor, before in zip(gated, ungated, strict=True):
+        readers = [each for each in tensor.consumers() if id(each) in needed]
+        if not all(each.type in _SHAPES for each in readers):
+            continue
+        for reader in readers:
+            for place, read in enumerate(reader.inputs):
+                if read is tensor:
+                    read_instead(reader, place, before)
+            wait_for_only(reader, [each for each in reader.control_inputs if each is not gate.op])
 
 
 def is_of_shapes(tensor: tf.Tensor) -> bool:

@@ -171,10 +171,9 @@ class Parity:
         self,
         inputs: Sequence[Any],
         replayed: Sequence[Any],
-        added: Sequence[Any],
+        needed: Collection[int],
         outputs: Sequence[Any],
         arrived: Collection[int],
-        found: Sequence[Any],
         gates: Gates,
     ) -> tuple[tf.Tensor, ...]:
         """Add the readers that a replay lacks.
@@ -182,10 +181,9 @@ class Parity:
         Args:
           inputs: what a replay reads after its gate.
           replayed: what the replay added to its graph, in order.
-          added: the same with the backward operations after it.
+          needed: the ids of the operations that the gradients are made of, backward operations among them.
           outputs: what the replay returned.
           arrived: the places of those that a gradient arrived for: others have no reader after the segment.
-          found: the gradients that the backward operations are there for.
           gates: what reads single elements.
 
         Returns:
@@ -193,7 +191,6 @@ class Parity:
         """
         if not self.rules:
             return ()
-        needed = extra_readers.needed_for(found, added)
         read: list[tf.Tensor] = []
         if Rule.READERS_IN_REPLAY in self.rules:
             read += extra_readers.values_that_lose_readers(replayed, needed, [outputs[place] for place in arrived])

@@ -15,7 +15,8 @@ from tf_memsaver.compat.gradient_terms import gradients_in_terms, sum_of
 from tf_memsaver.compat.graphs import is_compiled_by_xla, place_of
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.control import is_kernel, waited_for
-from tf_memsaver.parity.gates import Gates, after
+from tf_memsaver.parity.extra_readers import needed_for
+from tf_memsaver.parity.gates import Gates, after, free_sizes
 from tf_memsaver.parity.gradients import READY
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
@@ -105,7 +106,9 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     found = [each for each in values if each is not None]
     added = graph.get_operations()[start:]
     parity.free_constants(replayed, gate)
-    read = parity.read_in_replay(inputs, replayed, added, outputs, arrived, found, gates)
+    needed = needed_for(found, added)
+    free_sizes(inputs, first.inputs, needed, gate)
+    read = parity.read_in_replay(inputs, replayed, needed, outputs, arrived, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
         return with_values(gradients, _released_by_data(values, read, gates))
     # No other replay starts meanwhile in an ordered step: the update may have what nothing is added to.
