@@ -107,26 +107,25 @@ _OF_SHAPES = frozenset("Cast ConcatV2 GatherV2 Maximum Minimum Mul Pack Prod Res
 """and those by which shapes are made of shapes."""
 
 
-def free_sizes(gated: Sequence[Any], ungated: Sequence[Any], needed: Collection[int], gate: tf.Tensor) -> None:
+def free_sizes(gated: Sequence[Any], needed: Collection[int], gate: tf.Tensor) -> None:
     """Let a replay read the sizes of what it needs no number of from the first run, before the gate is known.
 
     An attention that a block returns, and a loss averages, would be kept and copied for its shape alone: graph
     optimisation takes the average out of the replay, but its gradient divides by a size.
 
     Args:
-      gated: what the replay reads after its gate.
-      ungated: what each of them was before it.
+      gated: what the replay reads after its gate, each made by ``after``.
       needed: the ids of the operations that the gradients of the replay are made of.
       gate: the gate.
     """
-    for tensor, before in zip(gated, ungated, strict=True):
+    for tensor in gated:
         readers = [each for each in tensor.consumers() if id(each) in needed]
         if not all(each.type in _SHAPES for each in readers):
             continue
         for reader in readers:
             for place, read in enumerate(reader.inputs):
                 if read is tensor:
-                    read_instead(reader, place, before)
+                    read_instead(reader, place, tensor.op.inputs[0])
             wait_for_only(reader, [each for each in reader.control_inputs if each is not gate.op])
 
 

@@ -107,7 +107,7 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     added = graph.get_operations()[start:]
     parity.free_constants(replayed, gate)
     needed = needed_for(found, added)
-    free_sizes(inputs, first.inputs, needed, gate)
+    free_sizes(inputs, needed, gate)
     read = parity.read_in_replay(inputs, replayed, needed, outputs, arrived, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
         return with_values(gradients, _released_by_data(values, read, gates))
