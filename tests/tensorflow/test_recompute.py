@@ -502,15 +502,5 @@ def test_sizes_of_what_a_replay_needs_no_number_of_are_read_in_the_first_run() -
             loss = tf.reduce_sum(averaged([x, y], [], [])[0] ** 2)
         return tape.gradient(loss, [x, y])
 
-    def in_a_graph_of_gradients(x: Any, y: Any) -> Any:
-        x, y = tf.constant(x), tf.constant(y)
-        with tf.GradientTape() as tape:
-            tape.watch([x, y])
-            spec = tf.TensorSpec((None, X.shape[1]))
-            forward = tf.function(lambda x, y: recompute(Function(averaged), [x, y], [])[0], input_signature=[spec] * 2)
-            loss = tf.reduce_sum(forward(x, y) ** 2)
-        return tape.gradient(loss, [x, y])
-
-    expected = tf.function(plain)(X, X)
-    for found in (tf.function(step)(X, X), in_a_graph_of_gradients(X, X)):
-        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    for found, expected in zip(tf.function(step)(X, X), tf.function(plain)(X, X), strict=True):
+        assert np.array_equal(found, expected)
