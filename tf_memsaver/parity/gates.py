@@ -97,7 +97,11 @@ def free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
     """
     for operation in operations:
         if operation.type == "Const" and gate.op in operation.control_inputs:
-            wait_for_only(operation, [each for each in operation.control_inputs if each is not gate.op])
+            _free(operation, gate)
+
+
+def _free(operation: Any, gate: tf.Tensor) -> None:
+    wait_for_only(operation, [each for each in operation.control_inputs if each is not gate.op])
 
 
 _SHAPES = frozenset("Rank Shape ShapeN Size".split())
@@ -126,7 +130,7 @@ def free_sizes(gated: Sequence[Any], needed: Collection[int], gate: tf.Tensor) -
             for place, read in enumerate(reader.inputs):
                 if read is tensor:
                     read_instead(reader, place, tensor.op.inputs[0])
-            wait_for_only(reader, [each for each in reader.control_inputs if each is not gate.op])
+            _free(reader, gate)
 
 
 def is_of_shapes(tensor: tf.Tensor) -> bool:

@@ -201,16 +201,15 @@ class FunctionCalls(Program):
         hoisted, rest = [], []
         for place, call in enumerate(calls):
             resources = [slot for slot in call.inputs if slot in self._variable_of]
-            is_used = call.operation.type == "ReadVariableOp" or (
-                call.operation.type in ASSIGNMENTS and any(last_use[slot] > place for slot in resources)
-            )
-            can_run = is_used and written.isdisjoint(resources)
+            is_read = call.operation.type == "ReadVariableOp"
+            is_for_later = call.operation.type in ASSIGNMENTS and any(last_use[slot] > place for slot in resources)
+            in_turn = (is_read or is_for_later) and written.isdisjoint(resources)
             stays = call.operation.is_stateful or call.operation.type in RANDOM
-            if (can_run or not stays) and early.issuperset(call.reads):
+            if (in_turn or not stays) and early.issuperset(call.reads):
                 early.update(call.outputs)
                 hoisted.append(call)
                 continue
-            if call.operation.type != "ReadVariableOp":
+            if not is_read:
                 written.update(resources)
             rest.append(call)
         return hoisted, rest

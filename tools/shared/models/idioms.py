@@ -63,8 +63,7 @@ def dropout_twice(block: Block, x: Any, training: Any) -> Any:
 
 
 @_way
-def norm_twice(block: Block, x: Any, training: Any) -> Any:
-    del training
+def norm_twice(block: Block, x: Any, _: Any) -> Any:
     return block.norm(block.feed(x))
 
 
@@ -74,8 +73,7 @@ def batch_norm_twice(block: Block, x: Any, training: Any) -> Any:
 
 
 @_way
-def shared_layer(block: Block, x: Any, training: Any) -> Any:
-    del training
+def shared_layer(block: Block, x: Any, _: Any) -> Any:
     return block.again(block.again(block.feed(x)))
 
 
@@ -106,8 +104,7 @@ def two_dropouts(block: Block, x: Any, training: Any) -> Any:
 
 
 @_way
-def counted(block: Block, x: Any, training: Any) -> Any:
-    del training
+def counted(block: Block, x: Any, _: Any) -> Any:
     block.count.assign_add(1.0)
     return block.feed(x) * (1.0 - 0.5 / (1.0 + block.count))
 
@@ -121,48 +118,41 @@ def moving_average(block: Block, x: Any, training: Any) -> Any:
 
 
 @_way
-def asserted(block: Block, x: Any, training: Any) -> Any:
-    del training
+def asserted(block: Block, x: Any, _: Any) -> Any:
     tf.debugging.assert_equal(tf.shape(x)[-1], WIDTH)
     return block.feed(tf.debugging.check_numerics(x, "x"))
 
 
 @_way
-def branch(block: Block, x: Any, training: Any) -> Any:
-    del training
+def branch(block: Block, x: Any, _: Any) -> Any:
     made = block.feed(x)
     return tf.cond(tf.reduce_mean(made) > 0, lambda: made * 2.0, lambda: made * 0.5)
 
 
 @_way
-def function_inside(block: Block, x: Any, training: Any) -> Any:
-    del training
+def function_inside(block: Block, x: Any, _: Any) -> Any:
     return block.narrow(block.wide(block.compiled(x)))
 
 
 @_way
-def mapped(block: Block, x: Any, training: Any) -> Any:
-    del training
+def mapped(block: Block, x: Any, _: Any) -> Any:
     return block.feed(tf.map_fn(lambda row: row * 2.0, x) + tf.vectorized_map(tf.nn.softmax, x))
 
 
 @_way
-def gated(block: Block, x: Any, training: Any) -> Any:
-    del training
+def gated(block: Block, x: Any, _: Any) -> Any:
     left, right = tf.split(block.wide(block.norm(x)), 2, -1)
     return block.narrow(left * tf.sigmoid(right))
 
 
 @_way
-def root_mean_square(block: Block, x: Any, training: Any) -> Any:
-    del training
+def root_mean_square(block: Block, x: Any, _: Any) -> Any:
     return block.narrow(block.wide(x * tf.math.rsqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-6)))
 
 
 @_way
-def attention(block: Block, x: Any, training: Any) -> Any:
+def attention(block: Block, x: Any, _: Any) -> Any:
     """With a causal mask; the average of what it attends to is read, too."""
-    del training
     scores = tf.matmul(block.keys(x), x, transpose_b=True) / 4.0
     allowed = tf.linalg.band_part(tf.ones(tf.shape(scores)[1:], tf.bool), -1, 0)
     weights = tf.nn.softmax(tf.where(allowed, scores, -1e9))
@@ -175,47 +165,40 @@ def sequential_inside(block: Block, x: Any, training: Any) -> Any:
 
 
 @_way
-def experts(block: Block, x: Any, training: Any) -> Any:
-    del training
+def experts(block: Block, x: Any, _: Any) -> Any:
     made = tf.stack([block.feed(x), block.again(x)], -1)
     return tf.reduce_sum(made * tf.nn.softmax(block.keys(x)[..., None, :2]), -1)
 
 
 @_way
-def chunks(block: Block, x: Any, training: Any) -> Any:
-    del training
+def chunks(block: Block, x: Any, _: Any) -> Any:
     return tf.concat([block.feed(part) for part in tf.split(x, 4, axis=1)], 1)
 
 
 @_way
-def pieces(block: Block, x: Any, training: Any) -> Any:
-    del training
+def pieces(block: Block, x: Any, _: Any) -> Any:
     padded = tf.pad(block.norm(x), [[0, 0], [1, 1], [0, 0]], "REFLECT")
     return block.feed(tf.roll(padded[:, 1:-1] + 0.5 * padded[:, 2:], 3, 1))
 
 
 @_way
-def rows(block: Block, x: Any, training: Any) -> Any:
-    del training
+def rows(block: Block, x: Any, _: Any) -> Any:
     return block.feed(tf.gather(x, tf.argsort(x[0, :, 0]), axis=1) + tf.cumsum(x, 1))
 
 
 @_way
-def straight_through(block: Block, x: Any, training: Any) -> Any:
-    del training
+def straight_through(block: Block, x: Any, _: Any) -> Any:
     made = block.feed(x)
     return made + tf.stop_gradient(tf.one_hot(tf.argmax(made, -1), WIDTH) - made)
 
 
 @_way
-def spectrum(block: Block, x: Any, training: Any) -> Any:
-    del training
+def spectrum(block: Block, x: Any, _: Any) -> Any:
     return block.feed(tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))) / 50.0)
 
 
 @_way
-def added_loss(block: Block, x: Any, training: Any) -> Any:
-    del training
+def added_loss(block: Block, x: Any, _: Any) -> Any:
     made = block.feed(x)
     block.add_loss(1e-3 * tf.reduce_mean(made * made))
     return made
