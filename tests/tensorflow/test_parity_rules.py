@@ -427,6 +427,36 @@ def test_a_replay_that_ends_with_an_einsum_has_the_symbols_of_its_operands() -> 
         assert differing(plain, trained_by_fit(optimized, EXACT.without(Rule.ARRIVING_SHAPES)))
 
 
+class Attention(layers.Layer):
+    """An attention as people write it: heads by ``reshape``, a scale that rounds, dropout on the weights."""
+
+    def build(self, input_shape: Any) -> None:
+        self.dense = layers.Dense(3 * input_shape[-1])
+        self.dense.build(input_shape)
+        self.dropout = layers.Dropout(0.2, seed=3)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        size = x.shape[-1] // 2
+        q, k, v = (
+            keras.ops.transpose(keras.ops.reshape(each, (-1, x.shape[1], 2, size)), (0, 2, 1, 3))
+            for each in keras.ops.split(self.dense(x), 3, axis=-1)
+        )
+        weights = keras.ops.softmax(keras.ops.matmul(q, keras.ops.transpose(k, (0, 1, 3, 2))) * size**-0.5)
+        mixed = keras.ops.matmul(self.dropout(weights, training=training), v)
+        return x + keras.ops.reshape(keras.ops.transpose(mixed, (0, 2, 1, 3)), keras.ops.shape(x))
+
+
+def test_a_replay_that_ends_with_a_softmax_has_the_symbols_of_the_gradient() -> None:
+    inputs = keras.Input((12, 10))
+    model = model_of(inputs, layers.GlobalAveragePooling1D()(Attention()(layers.Dense(10)(inputs))))
+    graph = capture_graph(model, batch_size=4, granularity="op")
+    (end,) = (place for place, unit in enumerate(graph.units, 1) if unit.label.endswith("/Softmax"))
+    segments = [Segment(start=0, stop=end, mode=SegmentMode.RECOMPUTE)]
+    segments.append(Segment(start=end, stop=len(graph.units), mode=SegmentMode.STORE))
+    optimized = optimized_in_segments(model, segments, 4, "op")
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
+
+
 @pytest.mark.parametrize("reshapes", [False, True])
 def test_a_gradient_gets_the_shape_of_a_replay_that_makes_sizes_of_its_own(reshapes: bool) -> None:
     def product(x: tf.Tensor) -> tf.Tensor:

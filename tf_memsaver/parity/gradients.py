@@ -176,8 +176,11 @@ def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
     if operation.type in CROSSENTROPIES:
         return (operation.inputs[0],)
     if operation.type == "Reshape":
-        alike = operation.inputs[1].op
-        return (operation.inputs[0], *(alike.inputs if alike.type == "Shape" else ()))
+        given, alike = operation.inputs[0], operation.inputs[1].op
+        taken = tuple(alike.inputs) if alike.type == "Shape" else ()
+        # What has several sizes that are not known does not tell which of them it hands on.
+        hands_on = given.shape.rank is not None and given.shape.as_list().count(None) == 1
+        return (given, *taken) if hands_on or not taken else taken
     return () if any(map(is_of_shapes, operation.inputs)) else tuple(operation.inputs)
 
 
@@ -188,7 +191,8 @@ def _is_losses(tensor: tf.Tensor) -> bool:
 def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
     """Return an operand of the product that an output was made of, element by element, if that is one of products.
 
-    The gradient of such a product has three factors and more, and reads that operand, its shape, too.
+    The gradient of such a product has three factors and more, and reads that operand, its shape, too. So does what has
+    such a gradient by itself, as a ``Softmax``, which is returned.
     """
     if output.shape.rank is None or output.shape.is_fully_defined():
         return None
@@ -205,7 +209,7 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
         # The gradients of an addition are brought to the shapes of its operands by TensorFlow.
         is_product = whole and tensor.op.type not in ADDITIONS
         return whole[0] if is_product and any(each.op.type in ELEMENT_BY_ELEMENT for each in whole) else None
-    return None
+    return tensor if tensor.op.type in _PRODUCT_GRADIENTS else None
 
 
 def _factor_in_einsum(output: tf.Tensor) -> tf.Tensor | None:

@@ -309,8 +309,11 @@ def _first_differences(
         ours, theirs = plain.inputs(first), found.inputs(second)
         alike = plain.kind(first) == found.kind(second) and plain.attributes(first) == found.attributes(second)
         if len(ours) == len(theirs) == 2 and plain.node(first).op in _SWAPPED:
-            crossed = [plain.digest(a) == found.digest(b) for a, b in zip(ours, theirs[::-1], strict=True)]
-            theirs = theirs[::-1] if any(crossed) else theirs
+            crossed = list(zip(ours, theirs[::-1], strict=True))
+            same = any(plain.digest(a) == found.digest(b) for a, b in crossed)
+            straight = all(plain.kind(a) == found.kind(b) for a, b in zip(ours, theirs, strict=True))
+            of_kind = not straight and all(plain.kind(a) == found.kind(b) for a, b in crossed)
+            theirs = theirs[::-1] if same or of_kind else theirs
         unlike = [(a, b) for a, b in zip(ours, theirs, strict=False) if plain.digest(a) != found.digest(b)]
         if alike and len(ours) == len(theirs) and unlike:
             pending += unlike
