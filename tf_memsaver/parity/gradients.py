@@ -178,10 +178,20 @@ def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
     if operation.type == "Reshape":
         given, alike = operation.inputs[0], operation.inputs[1].op
         taken = tuple(alike.inputs) if alike.type == "Shape" else ()
-        # What has several sizes that are not known does not tell which of them it hands on.
-        hands_on = given.shape.rank is not None and given.shape.as_list().count(None) == 1
-        return (given, *taken) if hands_on or not taken else taken
+        return taken if taken and _is_summed_over_batches(given) else (given, *taken)
     return () if any(map(is_of_shapes, operation.inputs)) else tuple(operation.inputs)
+
+
+def _is_summed_over_batches(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is a gradient of a ``BatchMatMul``, of which graph optimisation knows no size.
+
+    It is summed over what was broadcast, and finds that out where it reads shapes as they are
+    (``constant_folding.cc: MaterializeBroadcastGradientArgs``): those of the matrices are cut off here.
+    """
+    if tensor.op.type != "Sum":
+        return False
+    axes = tensor.op.inputs[1].op
+    return axes.type == "BroadcastGradientArgs" and any(each.op.type == "StridedSlice" for each in axes.inputs)
 
 
 def _is_losses(tensor: tf.Tensor) -> bool:
