@@ -60,6 +60,8 @@ def test_replays_of_two_calls_follow_each_other() -> None:
     assert len(gates) >= 4
     for before, after in itertools.pairwise(gates):
         assert before.name in ancestors(after)
+    # It would stay in the graph, and no product that it hands on would be joined with one of the optimizer's.
+    assert not any(each.type == "IdentityN" for gate in gates for each in gate.control_inputs)
 
 
 @pytest.mark.filterwarnings("ignore:.*this layer does not support masking")

@@ -31,11 +31,18 @@ _ARRIVED, READY, _TERM = "arrived", "ready", "term"
 """Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
 _COPY = re.compile(rf"/({_ARRIVED}|{READY}|{_TERM})(_\d+)?$")
 
+_READY_COPY = re.compile(rf"/{READY}(_\d+)?$")
+
 _PRODUCT_GRADIENTS = (ELEMENT_BY_ELEMENT - ADDITIONS | READS_OUTPUT) - KERNEL_GRADIENTS
 """Operations whose gradient is a product of the one that arrives and others."""
 
 RENAMED = ("IdentityN", "Placeholder")
 """Kinds of operations that hand a gradient over under a name of their own."""
+
+
+def is_ready(operation: tf.Operation) -> bool:
+    """Whether an operation hands on a gradient of a replay once the others are there, too."""
+    return _READY_COPY.search(operation.name) is not None
 
 
 def maker_of(tensor: tf.Tensor) -> tf.Operation:

@@ -31,6 +31,7 @@ from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.control import held_in_order, is_backward, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
+from tf_memsaver.parity.gradients import is_ready
 from tf_memsaver.runtime.starts import hold_start
 from tf_memsaver.runtime.updates import hold_updates
 from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
@@ -104,12 +105,17 @@ def note_replay(graph: Any, start: int, gradients: Sequence[tf.Tensor | None]) -
 
     Along one chain of segments the gradients see to that. The calls of a network that is called twice, or two networks
     side by side, would be replayed at the same time, with the activations of both in memory.
+
+    Its end is a gradient that is ready when the others are: a product among them may be joined with the optimizer's own
+    product only where nobody waits for it.
     """
     gate = next((each for each in graph.get_operations()[start:] if is_gate(each)), None)
-    ends = [each.op.name for each in gradients if each is not None]
+    ends = [each.op for each in gradients if each is not None]
     if gate is not None and ends and graph in _ordered:
+        # An identity that is waited for stays in the graph.
+        ready = sorted(filter(is_ready, ends), key=lambda each: each.type != "Identity")
         _ordered[graph].gates.add(gate.name)
-        _ordered[graph].ends.add(ends[-1])
+        _ordered[graph].ends.add((ready or ends)[-1].name)
 
 
 def in_turn(tensor: Any) -> Any:
