@@ -431,8 +431,8 @@ def test_networks_inside_are_opened() -> None:
     networks = ["/".join([*path, layer.name]), model.told.name, model.classes.name]
     inside = {network: [label for label in found if label.startswith(f"{network}/")] for network in networks}
     assert [len(each) for each in inside.values()] == [16, 16, 3] and sum(map(len, inside.values())) == len(found) - 1
-    first, *others = (found[label] for label in inside[networks[0]])
-    assert "gradient is one sum" in first and sum("one sum" in pinned for pinned in others) == 1
+    # What it is given is read by others, too, and in it twice: the terms of that gradient leave one by one.
+    assert not any(found[label] for label in inside[networks[0]][:-1])
     # What follows is no output of the model, and nothing looks through it to what it is made of.
     assert not found[inside[networks[1]][-1]] and "result of a network" in found[inside[networks[2]][-1]]
     keras.utils.set_random_seed(0)

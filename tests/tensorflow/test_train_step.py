@@ -344,9 +344,9 @@ def test_layers_that_a_step_calls_are_units() -> None:
     units = [unit for unit in graph.units if unit.kind != "Python"]
     blocks = [f"{model.chain.name}/{block.name}" for block in model.chain.blocks]
     others = [f"{model.several.name}/{block.name}" for block in model.several.blocks]
-    # What it is given is read by others, too, and in it twice.
-    assert "gradient is one sum" in heard(model)[model.mixing.name]
-    assert [unit.label for unit in units if unit.kind == "Mixing"] == [*blocks, *others]
+    # What it is given is read by others, too, and in it twice: the terms of that gradient leave one by one.
+    assert not heard(model)[model.mixing.name]
+    assert [unit.label for unit in units if unit.kind == "Mixing"] == [*blocks, model.mixing.name, *others]
     assert sum(unit.label.startswith(f"{model.chain.name}/end/") for unit in units) == 10
     assert units[-1].label == "dense"
 

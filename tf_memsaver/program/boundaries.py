@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,14 +12,9 @@ from tf_memsaver.compat import keras_training
 from tf_memsaver.cost import rules
 from tf_memsaver.program.traced_layers import TracedLayer
 from tf_memsaver.program.train_step import TapeNotes
-from tf_memsaver.tfgraph.operations import has_gradients
 
 _READ_ANYWHERE = ("Const", "ReadVariableOp")
 """What makes tensors that a layer may read without being given them."""
-
-
-SPLITS_A_SUM = "reads a tensor several times that is read elsewhere, too: its gradient is one sum"
-"""A replay adds up its own terms first."""
 
 
 READS_LOGITS = "ends in a softmax or sigmoid whose logits the loss reads: return the logits, with from_logits=True"
@@ -65,7 +59,6 @@ class Boundaries:
             if place not in backward and operation.type not in rules.METADATA_READERS:
                 for tensor in operation.inputs:
                     self._readers.setdefault(id(tensor), []).append(place)
-        self._has_gradient = _reached(graph, [source for each in notes.taken for source in each.sources])
 
     def reason(self, call: TracedLayer) -> str:
         """Return why a call cannot be replayed as a whole, or an empty string."""
@@ -75,24 +68,7 @@ class Boundaries:
         read = {id(tensor): tensor for operation in operations for tensor in operation.inputs if id(tensor) not in made}
         reads = [key for key, tensor in read.items() if not self._is_known(tensor)]
         read_elsewhere = [key for key in made if any(place not in inside for place in self._readers.get(key, ()))]
-        reason = reason_against_replay(call, reads, read_elsewhere, id)
-        if reason:
-            return reason
-        for key, tensor in read.items():
-            where = Counter(place in inside for place in self._readers.get(key, ()))
-            if has_gradients(tensor.dtype) and where[True] > 1 and where[False] and key in self._has_gradient:
-                return SPLITS_A_SUM
-        return ""
+        return reason_against_replay(call, reads, read_elsewhere, id)
 
     def _is_known(self, tensor: Any) -> bool:
         return tensor.dtype == tf.resource or id(tensor) in self._captured or tensor.op.type in _READ_ANYWHERE
-
-
-def _reached(graph: Any, sources: Iterable[Any]) -> set[int]:
-    """Return the ids of the tensors of a graph that are made from sources of gradients: of no other one is taken."""
-    handles = {id(getattr(source, "handle", source)) for source in sources}
-    reached = handles | {id(inner) for outer, inner in graph.captures if id(outer) in handles}
-    for operation in graph.get_operations():
-        if any(id(tensor) in reached for tensor in operation.inputs):
-            reached.update(map(id, operation.outputs))
-    return reached

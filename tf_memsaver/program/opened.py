@@ -23,8 +23,7 @@ from tf_memsaver.program.program import ModelProgram
 class OpenedCall:
     """A call of a network: its calls are units ``start`` to ``stop``, its slots those from ``shift`` on.
 
-    ``training`` is what it is always called with, or None. ``entry_pinned`` says why what reads its inputs cannot be
-    replayed, or is empty.
+    ``training`` is what it is always called with, or None.
     """
 
     path: str
@@ -33,7 +32,6 @@ class OpenedCall:
     start: int
     shift: int
     training: bool | None = None
-    entry_pinned: str = ""
 
     @property
     def stop(self) -> int:
@@ -130,7 +128,7 @@ class _Placed:
             return self.call.pinned
         if not set(sequence.outputs).isdisjoint(self.call.outputs):
             return "makes a result of a network, which code around it reads"
-        return "" if set(sequence.inputs).isdisjoint(self.call.inputs) else self.of.entry_pinned
+        return ""
 
     def readers(self, slot: int) -> list[Reader]:
         return self.call.readers(slot - self.of.shift)

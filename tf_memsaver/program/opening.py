@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_training
 from tf_memsaver.program.calls import Call
-from tf_memsaver.program.layer_calls import ModelEntry
 from tf_memsaver.program.layer_program import LayerProgram
 from tf_memsaver.program.model_call import arguments_of
 from tf_memsaver.program.op_calls import GroupCall
@@ -31,11 +30,10 @@ class Opener:
         self._slots, self._resident, self._shift = slots, resident, shift
         self.opened: list[OpenedCall] = []
 
-    def calls_of(self, traced: TracedLayer, group: GroupCall, start: int, entry_pinned: str) -> list[Call]:
+    def calls_of(self, traced: TracedLayer, group: GroupCall, start: int) -> list[Call]:
         """Return the calls that a network's call consists of, the first of them number ``start``.
 
-        There are none where it must stay as it was traced, in one ``group``. ``entry_pinned`` says why the layers that
-        read what it is given cannot be replayed.
+        There are none where it must stay as it was traced, in one ``group``.
         """
         inputs, training = _arguments(traced)
         if inputs is None:
@@ -50,8 +48,6 @@ class Opener:
         # A loss may look through a result to the logits, if it is there for that.
         is_handed_on = all(each is not None and each[1] is not keras_training.get_logits for each in found)
         program = LayerProgram(traced.layer, is_handed_on=is_handed_on)
-        if entry_pinned and any(_enters(call, program) for call in program.sequence.calls):
-            return []
         opened = OpenedCall(
             path=traced.path,
             network=traced.layer,
@@ -59,7 +55,6 @@ class Opener:
             start=start + 1,
             shift=self._shift,
             training=training,
-            entry_pinned=entry_pinned,
         )
         self._shift += program.sequence.slot_count
         self.opened.append(opened)
@@ -95,8 +90,3 @@ def _arguments(traced: TracedLayer) -> tuple[Any, bool | None]:
     if not are_plain or any(leaf is not None for leaf in keras.tree.flatten(more)) or tf.is_tensor(training):
         return None, None
     return (inputs, training) if traced.layer.activity_regularizer is None else (None, None)
-
-
-def _enters(call: Call, program: LayerProgram) -> bool:
-    reads_inputs = not set(call.inputs).isdisjoint(program.sequence.inputs)
-    return reads_inputs and isinstance(call.operation, ModelEntry)

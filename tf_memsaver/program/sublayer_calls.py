@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.ir.graph import CODE
 from tf_memsaver.parity.names import Names
-from tf_memsaver.program.boundaries import SPLITS_A_SUM, reason_against_replay
+from tf_memsaver.program.boundaries import reason_against_replay
 from tf_memsaver.program.calls import Call, Reader
 from tf_memsaver.program.grouping import group_calls
 from tf_memsaver.program.layer_program import is_network
@@ -126,32 +126,17 @@ class SublayerCalls(ModelFunction):
                 continue
             layer = layers[place // 2]
             self.outputs[layer.path] = keras.tree.map_structure(lambda _: None, layer.outputs, none_is_leaf=False)
-            splits = _splits_a_sum(group, groups)
             if is_network(layer.layer):
-                inside = opener.calls_of(layer, group, len(sections), splits)
+                inside = opener.calls_of(layer, group, len(sections))
                 sections += inside
                 if inside:
                     continue
                 self.nested[layer.path] = layer.layer
-            pinned = _reason(layer, group, resident, slots) or splits
+            pinned = _reason(layer, group, resident, slots)
             kind = type(layer.layer).__name__
             sections.append(Section(label=layer.path, kind=kind, group=group, pinned=pinned))
         self.opened = opener.opened
         return tuple(sections)
-
-
-def _splits_a_sum(group: GroupCall, groups: Sequence[GroupCall]) -> str:
-    """Return why a replay would change the order of a sum, or an empty string.
-
-    The gradient of a tensor with several readers is one sum of all their terms. A replay adds up its own first, and the
-    code after it reads the tensor itself, so that no term of others can be passed in (as ``rewrite.blocks`` does).
-    Masks have no gradient.
-    """
-    made = {slot for each in groups for member in each.members for slot in member.differentiable}
-    for slot in made.intersection(group.inputs):
-        if len(group.readers(slot)) > 1 and any(slot in each.inputs for each in groups if each is not group):
-            return SPLITS_A_SUM
-    return ""
 
 
 def _reason(layer: TracedLayer, group: GroupCall, resident: frozenset[int], slots: Mapping[int, int]) -> str:
