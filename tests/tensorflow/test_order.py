@@ -60,8 +60,24 @@ def test_replays_of_two_calls_follow_each_other() -> None:
     assert len(gates) >= 4
     for before, after in itertools.pairwise(gates):
         assert before.name in ancestors(after)
-    # It would stay in the graph, and no product that it hands on would be joined with one of the optimizer's.
-    assert not any(each.type == "IdentityN" for gate in gates for each in gate.control_inputs)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_nobody_waits_for_what_hands_on_a_product(scales: bool) -> None:
+    # The gradient of a BatchNorm's scale is one, which is joined with the optimizer's own product.
+    inputs = keras.Input((16,))
+    norm = layers.BatchNormalization() if scales else layers.Dense(16)
+    x = layers.Dense(16, "tanh")(norm(layers.Dense(16, "tanh")(inputs)))
+    model = optimized_between_cuts(keras.Model(inputs, layers.Dense(2)(x)), length=1)
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(X, training=True)) * tf.reduce_sum(model(2 * X, training=True) ** 2)
+        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, model.trainable_variables)]
+
+    waited = {each for op in graph_of(step).get_operations() if is_gate(op) for each in op.control_inputs}
+    products = [each for each in waited if each.type == "IdentityN" and "Mul" in {t.op.type for t in each.inputs}]
+    assert not products and any(each.type == "IdentityN" for each in waited)
 
 
 @pytest.mark.filterwarnings("ignore:.*this layer does not support masking")

@@ -32,6 +32,7 @@ from tf_memsaver.parity.control import held_in_order, is_backward, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.parity.gradients import is_ready
+from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
 from tf_memsaver.runtime.starts import hold_start
 from tf_memsaver.runtime.updates import hold_updates
 from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
@@ -100,22 +101,28 @@ def hold_in_order(batch_size: int | None) -> None:
         _ordered.setdefault(graph, _Ordered(batch_size))
 
 
-def note_replay(graph: Any, start: int, gradients: Sequence[tf.Tensor | None]) -> None:
+def note_replay(
+    graph: Any, start: int, gradients: Sequence[tf.Tensor | None], handed_on: Sequence[tf.Tensor | None]
+) -> None:
     """Let the replay that was added to a graph from operation ``start`` on take its turn, if the graph is in order.
 
     Along one chain of segments the gradients see to that. The calls of a network that is called twice, or two networks
     side by side, would be replayed at the same time, with the activations of both in memory.
 
-    Its end is a gradient that is ready when the others are: a product among them may be joined with the optimizer's own
-    product only where nobody waits for it.
+    Its end is the operation by which all its gradients are handed on. That stays in the graph where it is waited for,
+    and a product among them would not be joined with the optimizer's own product: then the end is a gradient that is
+    ready when the others are.
     """
     gate = next((each for each in graph.get_operations()[start:] if is_gate(each)), None)
-    ends = [each.op for each in gradients if each is not None]
-    if gate is not None and ends and graph in _ordered:
-        # An identity that is waited for stays in the graph.
-        ready = sorted(filter(is_ready, ends), key=lambda each: each.type != "Identity")
-        _ordered[graph].gates.add(gate.name)
-        _ordered[graph].ends.add((ready or ends)[-1].name)
+    ends = [each.op for each in handed_on if each is not None]
+    if gate is None or not ends or graph not in _ordered:
+        return
+    made = [each.op for each in gradients if each is not None]
+    if any(each.type == REORDERED_BY_SIZE for each in made):
+        # An identity that is waited for stays, too.
+        ends = sorted(filter(is_ready, made), key=lambda each: each.type != "Identity") or ends
+    _ordered[graph].gates.add(gate.name)
+    _ordered[graph].ends.add(ends[-1].name)
 
 
 def in_turn(tensor: Any) -> Any:
