@@ -28,6 +28,7 @@ from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity.gradients import maker_of, of_shape
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
+from tools.shared.models.formulas import formula_model
 from tools.shared.models.random_fit import fitted, random_fit_case
 from tools.shared.models.small import factors_of_two_shapes, shared_block
 from tools.shared.records import Record, differing
@@ -401,6 +402,15 @@ def test_the_square_of_a_gelu_s_cube_is_the_one_that_its_gradient_makes() -> Non
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
 
 
+def ending_with(model: Any, label: str) -> Any:
+    """Return a model that replays all up to one operation, and keeps the rest."""
+    graph = capture_graph(model, batch_size=4, granularity="op")
+    (end,) = (place for place, unit in enumerate(graph.units, 1) if unit.label.endswith(label))
+    segments = [Segment(start=0, stop=end, mode=SegmentMode.RECOMPUTE)]
+    segments.append(Segment(start=end, stop=len(graph.units), mode=SegmentMode.STORE))
+    return optimized_in_segments(model, segments, 4, "op")
+
+
 class RepeatedQueries(layers.Layer):
     """An attention to a sequence whose queries are learned, and repeated for each sample."""
 
@@ -416,44 +426,17 @@ class RepeatedQueries(layers.Layer):
 def test_a_replay_that_ends_with_an_einsum_has_the_symbols_of_its_operands() -> None:
     inputs = keras.Input((12, 10))
     model = model_of(inputs, layers.GlobalAveragePooling1D()(RepeatedQueries()(layers.Dense(10)(inputs))))
-    graph = capture_graph(model, batch_size=4, granularity="op")
-    (end,) = (place for place, unit in enumerate(graph.units, 1) if unit.label.endswith("einsum_1/Einsum"))
-    segments = [Segment(start=0, stop=end, mode=SegmentMode.RECOMPUTE)]
-    segments.append(Segment(start=end, stop=len(graph.units), mode=SegmentMode.STORE))
-    optimized = optimized_in_segments(model, segments, 4, "op")
+    optimized = ending_with(model, "einsum_1/Einsum")
     plain = trained_by_fit(model, EXACT)
     assert not differing(plain, trained_by_fit(optimized, EXACT))
     with at_level(EXACT.without(Rule.ARRIVING_SHAPES)):
         assert differing(plain, trained_by_fit(optimized, EXACT.without(Rule.ARRIVING_SHAPES)))
 
 
-class Attention(layers.Layer):
-    """An attention as people write it: heads by ``reshape``, a scale that rounds, dropout on the weights."""
-
-    def build(self, input_shape: Any) -> None:
-        self.dense = layers.Dense(3 * input_shape[-1])
-        self.dense.build(input_shape)
-        self.dropout = layers.Dropout(0.2, seed=3)
-
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        size = x.shape[-1] // 2
-        q, k, v = (
-            keras.ops.transpose(keras.ops.reshape(each, (-1, x.shape[1], 2, size)), (0, 2, 1, 3))
-            for each in keras.ops.split(self.dense(x), 3, axis=-1)
-        )
-        weights = keras.ops.softmax(keras.ops.matmul(q, keras.ops.transpose(k, (0, 1, 3, 2))) * size**-0.5)
-        mixed = keras.ops.matmul(self.dropout(weights, training=training), v)
-        return x + keras.ops.reshape(keras.ops.transpose(mixed, (0, 2, 1, 3)), keras.ops.shape(x))
-
-
 def test_a_replay_that_ends_with_a_softmax_has_the_symbols_of_the_gradient() -> None:
-    inputs = keras.Input((12, 10))
-    model = model_of(inputs, layers.GlobalAveragePooling1D()(Attention()(layers.Dense(10)(inputs))))
-    graph = capture_graph(model, batch_size=4, granularity="op")
-    (end,) = (place for place, unit in enumerate(graph.units, 1) if unit.label.endswith("/Softmax"))
-    segments = [Segment(start=0, stop=end, mode=SegmentMode.RECOMPUTE)]
-    segments.append(Segment(start=end, stop=len(graph.units), mode=SegmentMode.STORE))
-    optimized = optimized_in_segments(model, segments, 4, "op")
+    # Its heads are made by ``reshape``, its scale rounds, and dropout follows.
+    model = formula_model("attention/softmax")
+    optimized = ending_with(model, "/Softmax")
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
 
 
