@@ -31,8 +31,6 @@ _ARRIVED, READY, _TERM = "arrived", "ready", "term"
 """Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
 _COPY = re.compile(rf"/({_ARRIVED}|{READY}|{_TERM})(_\d+)?$")
 
-_READY_COPY = re.compile(rf"/{READY}(_\d+)?$")
-
 _PRODUCT_GRADIENTS = (ELEMENT_BY_ELEMENT - ADDITIONS | READS_OUTPUT) - KERNEL_GRADIENTS
 """Operations whose gradient is a product of the one that arrives and others."""
 
@@ -42,7 +40,8 @@ RENAMED = ("IdentityN", "Placeholder")
 
 def is_ready(operation: tf.Operation) -> bool:
     """Whether an operation hands on a gradient of a replay once the others are there, too."""
-    return _READY_COPY.search(operation.name) is not None
+    copy = _COPY.search(operation.name)
+    return copy is not None and copy[1] == READY
 
 
 def maker_of(tensor: tf.Tensor) -> tf.Operation:
@@ -192,8 +191,8 @@ def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
 def _is_summed_over_batches(tensor: tf.Tensor) -> bool:
     """Whether a tensor is a gradient of a ``BatchMatMul``, of which graph optimisation knows no size.
 
-    It is summed over what was broadcast, and finds that out where it reads shapes as they are
-    (``constant_folding.cc: MaterializeBroadcastGradientArgs``): those of the matrices are cut off here.
+    Such a gradient is summed over the dimensions that were broadcast. Graph optimisation finds these out only where
+    whole shapes are compared (``constant_folding.cc: MaterializeBroadcastGradientArgs``), here it is slices of shapes.
     """
     if tensor.op.type != "Sum":
         return False

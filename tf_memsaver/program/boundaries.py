@@ -16,7 +16,6 @@ from tf_memsaver.program.train_step import TapeNotes
 _READ_ANYWHERE = ("Const", "ReadVariableOp")
 """What makes tensors that a layer may read without being given them."""
 
-
 READS_LOGITS = "ends in a softmax or sigmoid whose logits the loss reads: return the logits, with from_logits=True"
 
 _NOT_RETURNED = "makes a tensor that is read elsewhere and that it does not return"

@@ -42,8 +42,9 @@ def gradients_of(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients
     traced = shared.traces.gradients(
         described, lambda: flattened(replay_in_graph(first, arrived, shared)), shared.names.kept
     )
-    gradients = _once_only(unflattened(traced), first, arrived)
-    note_replay(graph, start, values_of(unflattened(traced)), values_of(gradients))
+    made = unflattened(traced)
+    gradients = _once_only(made, first, arrived)
+    note_replay(graph, start, values_of(made), values_of(gradients))
     terms = [
         count > 1 or may_be_summed(tensor, first.operations)
         for tensor, count in zip(first.inputs, first.counts, strict=True)

@@ -309,11 +309,10 @@ def _first_differences(
         ours, theirs = plain.inputs(first), found.inputs(second)
         alike = plain.kind(first) == found.kind(second) and plain.attributes(first) == found.attributes(second)
         if len(ours) == len(theirs) == 2 and plain.node(first).op in _SWAPPED:
-            crossed = list(zip(ours, theirs[::-1], strict=True))
-            same = any(plain.digest(a) == found.digest(b) for a, b in crossed)
-            straight = all(plain.kind(a) == found.kind(b) for a, b in zip(ours, theirs, strict=True))
-            of_kind = not straight and all(plain.kind(a) == found.kind(b) for a, b in crossed)
-            theirs = theirs[::-1] if same or of_kind else theirs
+            crossed = theirs[::-1]
+            same = any(plain.digest(a) == found.digest(b) for a, b in zip(ours, crossed, strict=True))
+            kinds, straight, swapped = [plain.kind(a) for a in ours], map(found.kind, theirs), map(found.kind, crossed)
+            theirs = crossed if same or (kinds != list(straight) and kinds == list(swapped)) else theirs
         unlike = [(a, b) for a, b in zip(ours, theirs, strict=False) if plain.digest(a) != found.digest(b)]
         if alike and len(ours) == len(theirs) and unlike:
             pending += unlike
