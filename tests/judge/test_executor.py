@@ -59,6 +59,42 @@ def test_two_threads_run_both_branches_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert peak(branches(), 2, monkeypatch) == pytest.approx(18, abs=0.1)
 
 
+def calls_of_one_network(weights: tuple[int, int]) -> Graph:
+    """Two calls of two layers, each with a backward pass of its own; the second reads these weights."""
+    rows = []
+    for call, (first, second) in enumerate([(0, 1), weights]):
+        slot = 5 + 3 * call
+        rows += [
+            f'value {slot} "a{call}" activation {8 * MIB}',
+            f'value {slot + 1} "b{call}" activation {8 * MIB}',
+            f'value {slot + 2} "g{call}" gradient 4',
+            f'op {3 * call} "a{call}" B forward unit=0 reads=4,{first} writes={slot} seconds=0.01',
+            f'op {3 * call + 1} "b{call}" B forward unit=0 reads={slot},{second} writes={slot + 1} seconds=0.01',
+            f'op {3 * call + 2} "g{call}" B backward unit=0 reads={slot},{slot + 1} writes={slot + 2} seconds=0.01',
+        ]
+    rows.sort(key=lambda row: row.startswith("op"))
+    weight_rows = [f'value {number} "w{number}" parameter 4' for number in range(4)]
+    return parse(
+        "\n".join(
+            [
+                'graph "calls" batch=1 device=CPU',
+                'unit 0 "a" kind="K" signature="s"',
+                *weight_rows,
+                'value 4 "x" input 4',
+                *rows,
+                "outputs 7 10",
+            ]
+        )
+    )
+
+
+@pytest.mark.parametrize(("weights", "expected"), [((0, 1), 24), ((2, 3), 16)], ids=["shared", "own"])
+def test_calls_of_one_network_advance_together(
+    weights: tuple[int, int], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert peak(calls_of_one_network(weights), 1, monkeypatch) == pytest.approx(expected, abs=0.1)
+
+
 def test_an_op_waits_for_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak(branches("after=2"), 2, monkeypatch) == pytest.approx(10, abs=0.1)
 

@@ -15,24 +15,35 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.judge.allocator import AllocatorLedger
 from tf_memsaver.judge.rows import ScheduledOp
 from tf_memsaver.judge.walk import taken_over
 
+_ARGUMENT = ScheduledOp(op=-1, replay=False, touches=(), allocates=(), overwrites=(), workspace=0)
+
 
 class Dependencies:
-    """What each step of a schedule waits for, and what waits for it."""
+    """What each step of a schedule waits for, and what waits for it; behind them are ``arguments`` that are ready."""
 
     def __init__(self, steps: Sequence[ScheduledOp], graph: Graph, outlive: Iterable[int]) -> None:
         """Read them off, by data and by the ops' ``after``; the steps replay nothing, and some buffers outlive them."""
         waits = _waits_by_data(steps)
         _add_waits_by_order(waits, steps, graph)
+        weights = _shared_weights(steps, graph)
+        for number, readers in enumerate(weights, len(steps)):
+            for place in readers:
+                waits[place].add(number)
+        waits += [set() for _ in weights]
         self.reads = Counter(itertools.chain(outlive, *(step.touches for step in steps)))
         """How many steps touch each buffer; for those that outlive the steps, one more."""
         self.waits = [len(before) for before in waits]
         """How many steps each step waits for."""
-        self.waiting: list[list[int]] = [[] for _ in steps]
+        self.arguments = len(weights)
+        first_use = [*range(len(steps)), *(readers[0] for readers in weights)]
+        self.ready = sorted((p for p, before in enumerate(waits) if not before), key=lambda p: (first_use[p], -p))
+        """The steps that wait for nothing, in order."""
+        self.waiting: list[list[int]] = [[] for _ in waits]
         """The steps that wait for each step, the last one first."""
         for place in range(len(waits) - 1, -1, -1):
             for before in waits[place]:
@@ -52,6 +63,22 @@ def _add_waits_by_order(waits: list[set[int]], steps: Sequence[ScheduledOp], gra
         waits[place] |= {placed[op] for op in graph.ops[step.op].after if placed[op] < place}
 
 
+def _shared_weights(steps: Sequence[ScheduledOp], graph: Graph) -> list[list[int]]:
+    """Return, for each weight that several steps of the forward pass read, these steps.
+
+    A weight is an argument of the step (``_Arg``). Arguments run one after another among the first ops, and each makes
+    all that read it ready: so several calls of one network advance together, layer by layer, whatever data they share.
+    """
+    readers: dict[int, list[int]] = {}
+    for place, step in enumerate(steps):
+        op = graph.ops[step.op]
+        if op.phase is Phase.FORWARD:
+            for root in {graph.roots[value] for value in op.inputs}:
+                if graph.values[root].kind is MemoryKind.PARAMETER:
+                    readers.setdefault(root, []).append(place)
+    return [places for places in readers.values() if len(places) > 1]
+
+
 class _Threads:
     """The threads of one step that is played: what each runs, and what waits in its queues."""
 
@@ -64,7 +91,9 @@ class _Threads:
         ledger: AllocatorLedger,
         threads: int,
     ) -> None:
-        self._steps, self._nbytes, self._seconds = steps, nbytes, seconds
+        self._steps = [*steps, *[_ARGUMENT] * dependencies.arguments]
+        self._seconds = [*seconds, *[0.0] * dependencies.arguments]
+        self._nbytes = nbytes
         self._waits, self._reads = list(dependencies.waits), dict(dependencies.reads)
         self._waiting = dependencies.waiting
         self._ledger = ledger
@@ -78,7 +107,7 @@ class _Threads:
         self._ends: list[tuple[float, int, int]] = []
         """When running steps end: time, a number that makes ties stable, thread."""
         self._count = 0
-        self._queues[0].extend(place for place, count in enumerate(self._waits) if not count)
+        self._queues[0].extend(dependencies.ready)
 
     def run(self, expensive: Sequence[bool]) -> None:
         """Run all steps."""
