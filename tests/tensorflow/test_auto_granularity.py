@@ -247,8 +247,8 @@ def not_compiled() -> Any:
     return keras.Model(model.input, model.output)
 
 
-def with_an_own_step() -> Any:
-    model = OwnStep()
+def with_an_own_step(kind: Any = OwnStep) -> Any:
+    model = kind()
     model(np.zeros((2, LENGTH, WIDTH), np.float32))
     model.compile("adam", "mse")
     return model
@@ -272,10 +272,79 @@ def test_layers_are_whole_where_operations_would_not_do_and_the_plan_says_why(bu
     assert plan.labels == tf_memsaver.search_plan(model, batch_size=4, granularity="layer").labels
 
 
-def test_a_step_of_ones_own_is_planned_by_layers_and_the_plan_says_so() -> None:
+@pytest.mark.parametrize(
+    ("settings", "reason"), [({"run_eagerly": True}, "eager"), ({"jit_compile": True}, "XLA")], ids=["eager", "xla"]
+)
+def test_networks_in_a_step_of_ones_own_are_whole_where_operations_would_not_do(settings: Any, reason: str) -> None:
     model = with_an_own_step()
-    batch = (tf.TensorSpec((4, LENGTH, WIDTH)), tf.TensorSpec(model(np.zeros((4, LENGTH, WIDTH), np.float32)).shape))
-    assert "step of its own" in tf_memsaver.search_plan(model, data=batch, granularity="auto").note
+    model.compile("adam", "mse", **settings)
+    plan = tf_memsaver.search_plan(model, data=data(), granularity="auto")
+    assert plan.opened == () and reason in plan.note
+
+
+class TwoWays(OwnStep):
+    """A step that calls one network as ``fit`` does, and then otherwise."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_mean((self(x, training=training) - y) ** 2) for training in (True, False))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(("kind", "by_operations"), [(OwnStep, True), (TwoWays, False)])
+def test_networks_in_a_step_of_ones_own_are_taken_apart_where_it_calls_them_in_one_way(
+    kind: Any, by_operations: bool, tmp_path: Any
+) -> None:
+    def build() -> Any:
+        return with_an_own_step(kind)
+
+    losses, variables, _ = fitted(build)
+    found, its, model = fitted(build, granularity="auto", strategy="min_peak")
+    assert found == losses
+    assert all(np.array_equal(a, b) for a, b in zip(variables, its, strict=True))
+    plan = model.memsaver_plan
+    assert plan.recomputed and bool(plan.opened) is by_operations
+    assert by_operations or "is not always called alike" in plan.note
+    # In another copy the network has another name.
+    plan.save(tmp_path / "plan.json")
+    applied = tf_memsaver.apply_plan(build(), Plan.load(tmp_path / "plan.json"), data=data())
+    assert applied.memsaver_plan.recomputed_units == plan.recomputed_units
+
+
+class Messages(layers.Layer):
+    """Rows of a product that are looked up along some axis, and added to the product (a graph convolution)."""
+
+    def __init__(self, axis: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.axis = axis
+        self.wide, self.narrow = layers.Dense(4 * WIDTH, activation="gelu"), layers.Dense(WIDTH)
+
+    def call(self, x: Any) -> Any:
+        x = self.wide(x)
+        sources = tf.range(tf.shape(x)[self.axis])[::-1]
+        return self.narrow(tf.gather(x, sources, axis=self.axis) * tf.nn.sigmoid(x))
+
+
+@pytest.mark.parametrize(("axis", "is_whole"), [(0, True), (1, False)])
+def test_a_layer_that_adds_to_the_sparse_gradient_of_what_it_makes_is_whole(axis: int, is_whole: bool) -> None:
+    def build() -> Any:
+        inputs = keras.Input((LENGTH, WIDTH))
+        x = inputs
+        for number in range(3):
+            x = layers.Add()([x, Attention(name=f"attention_{number}")(Messages(axis, name=f"messages_{number}")(x))])
+        model = keras.Model(inputs, layers.Dense(3)(x))
+        model.compile("adam", "mse")
+        return model
+
+    losses, variables, _ = fitted(build)
+    found, its, model = fitted(build, granularity="auto", strategy="min_peak")
+    assert found == losses
+    assert all(np.array_equal(a, b) for a, b in zip(variables, its, strict=True))
+    plan = model.memsaver_plan
+    assert ("messages_1" not in plan.opened) is is_whole
+    assert any(label.startswith("messages_1") for label in plan.recomputed)
 
 
 def test_a_plan_says_what_it_chose_and_is_read_back(tmp_path: Any) -> None:

@@ -26,7 +26,7 @@ from tf_memsaver.program import model_function
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.moved_cuts import MovedCuts, longest_increasing
-from tf_memsaver.program.signature import trace_call
+from tf_memsaver.program.signature import trace_call, usual_call
 from tools.shared.models import small as models
 from tools.shared.models.real import gpt2
 from tools.shared.records import assert_close
@@ -310,7 +310,7 @@ def test_known_shapes_are_traced_again(batch: int) -> None:
     x = layers.TimeDistributed(layers.Dense(8, activation="tanh"))(x)
     model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling3D()(x)))
     planned = ModelFunction(model).calls.sequence
-    known = MovedCuts(model, planned, {"training": True}, [tf.TensorShape((batch, 6, 4, 4, 2))])
+    known = MovedCuts(model, planned, usual_call(model), [tf.TensorShape((batch, 6, 4, 4, 2))])
     assert len(planned.calls) > len(known.calls.sequence.calls)
     labels = [call.label for call in planned.calls]
     relu, tanh = (next(i for i, label in enumerate(labels) if name in label) for name in ("Relu_3", "Tanh_2"))
@@ -364,6 +364,53 @@ def test_attributes_that_changed_count_when_it_is_compiled_again(
         each.compile("sgd", "mse", jit_compile=False)
     assert before != trained(optimized) == trained(model)
     assert ("after its code or settings changed" in caplog.text) is (name == "is_squared" and granularity != "layer")
+
+
+class ScaledModel(keras.Model):
+    """Reads an attribute in its own ``call``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.factor = [Scaled(), Scaled()], 0.5
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        for block in self.blocks:
+            x = x + self.factor * block(x)
+        return x
+
+
+class ScaledStep(ScaledModel):
+    """Reads it in its own step, too."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.factor * tf.reduce_mean((self(x, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("build", [ScaledStep, ScaledModel, None], ids=["step", "call", "functional"])
+@pytest.mark.parametrize("granularity", ["op", "auto"])
+def test_attributes_that_are_set_before_the_first_fit_count(granularity: str, build: Any) -> None:
+    x = np.random.default_rng(0).random((8, 6), "float32")
+
+    def trained(is_optimized: bool, factor: float) -> list[bytes]:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        model = build() if build else keras.Model(inputs, Scaled()(Scaled()(inputs)))
+        model(x)
+        model.compile("sgd", "mse", jit_compile=False)
+        if is_optimized:
+            model = tf_memsaver.optimize(model, data=(x, x), granularity=granularity, strategy="recompute_all")
+            assert model.memsaver_plan.recomputed
+        changed = model if build else model.layers[1]
+        changed.factor = factor
+        model.fit(x, x, verbose=0)
+        return [np.array(variable).tobytes() for variable in model.variables]
+
+    plain = trained(False, 2.0)
+    assert trained(True, 2.0) == plain != trained(False, 0.5)
 
 
 class Mean(layers.Layer):
@@ -422,7 +469,7 @@ def test_other_sizes_than_the_plan_was_made_for_train_alike(granularity: str) ->
 def test_a_segment_of_known_shapes_replays_nothing_that_is_pinned() -> None:
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(2)])
     planned = ModelFunction(model).calls.sequence
-    known = MovedCuts(model, planned, {"training": True}, [tf.TensorShape((4, 8))])
+    known = MovedCuts(model, planned, usual_call(model), [tf.TensorShape((4, 8))])
     with pytest.raises(PlanMismatchError, match="AssignVariableOp"):
         known.segments([Segment(start=0, stop=len(planned.calls), mode=SegmentMode.RECOMPUTE)])
 

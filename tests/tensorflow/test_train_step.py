@@ -584,7 +584,7 @@ def test_what_a_loss_differentiates_twice_stays_plain() -> None:
     given = tf.data.Dataset.from_tensor_slices((X, X)).batch(64)
     blind = tf_memsaver.optimize(model, batch_size=64, strategy="recompute_all")
     optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all")
-    assert optimized.memsaver_plan.note == "by layers alone, since it has a compute_loss of its own"
+    assert not optimized.memsaver_plan.opened
     assert optimized.memsaver_plan.recomputed == tuple(f"informed/{layer.name}" for layer in model.layers[1:-1])
     found = tf_memsaver.verify(model, optimized, data=given, steps=3)
     assert found.identical and found.to_json()["compared"]["weight after fit"]
@@ -614,11 +614,12 @@ def test_an_inner_network_has_the_losses_that_its_layers_add() -> None:
     model.compile("adam", jit_compile=False)
     given = tf.data.Dataset.from_tensor_slices((X, X)).batch(64)
     with pytest.raises(UnsupportedModelError, match="Try granularity='op'"):
-        tf_memsaver.optimize(model, data=given)
-    optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all", granularity="op")
-    assert optimized.memsaver_plan.recomputed
-    found = tf_memsaver.verify(model, optimized, data=given, steps=3)
-    assert found.identical and found.to_json()["compared"]["weight after fit"]
+        tf_memsaver.optimize(model, data=given, granularity="layer")
+    for granularity in ("auto", "op"):
+        optimized = tf_memsaver.optimize(model, data=given, strategy="recompute_all", granularity=granularity)
+        assert optimized.memsaver_plan.recomputed
+        found = tf_memsaver.verify(model, optimized, data=given, steps=3)
+        assert found.identical and found.to_json()["compared"]["weight after fit"]
 
 
 def by_unit(graph: Graph, phase: Phase) -> dict[int, Counter[str]]:
@@ -743,7 +744,9 @@ class NoisyNetwork(keras.Model):
 def test_a_step_says_of_each_layer_that_a_network_calls_why_it_cannot_be_replayed() -> None:
     said = r"'noisy_network/first' runs RandomUniform, .*; 'noisy_network/last' runs RandomUniform, "
     with pytest.raises(UnsupportedModelError, match=said):
-        tf_memsaver.optimize(compiled(NoisyNetwork()), data=data())
+        tf_memsaver.optimize(compiled(NoisyNetwork()), data=data(), granularity="layer")
+    advice = tf_memsaver.search_plan(compiled(NoisyNetwork()), data=data()).advice
+    assert "recomputes nothing" in advice and "/first' runs RandomUniform" in advice
 
 
 class Seen(layers.Layer):
@@ -781,8 +784,8 @@ def test_an_error_in_a_call_is_told_and_not_that_keras_has_met_one() -> None:
 class OwnCall(keras.Model):
     """A network that computes in a ``call`` of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name=name)
         self.blocks = [layers.Dense(WIDTH, "gelu") for _ in range(3)]
 
     def call(self, x: Any) -> Any:
@@ -806,6 +809,84 @@ def test_the_backward_pass_of_operations_that_are_copied_is_heard(granularity: A
     forward = {op.unit for op in graph.ops if op.phase is Phase.FORWARD and op.unit is not None and op.flops > 5000}
     backward = {op.unit for op in graph.ops if op.phase is Phase.BACKWARD and op.unit is not None and op.flops > 5000}
     assert forward and backward == forward
+
+
+class OwnCallIn(OwnCall):
+    """Asks for the length of sequences in Python, may be given a number, and keeps a tensor as an attribute."""
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        x, factor = inputs if isinstance(inputs, (list, tuple)) else (inputs, 1.0)
+        length = x.shape[1]
+        self.kept = tf.tanh(self.blocks[0](x))
+        mixed = tf.reshape(tf.transpose(self.kept, (0, 2, 1)), (-1, length, WIDTH))
+        return x + factor * self.blocks[2](tf.nn.softmax(self.blocks[1](mixed)))
+
+
+def sequences(x: Any) -> Any:
+    return tf.reshape(tf.tile(x, (1, 6)), (-1, 6, WIDTH))
+
+
+class OfTwoLengths(Trained):
+    def loss_of(self, x: Any) -> Any:
+        return sum(tf.reduce_mean(self.net(sequences(x)[:, :length], training=True) ** 2) for length in (6, 4, 6))
+
+
+class WithANumber(Trained):
+    def loss_of(self, x: Any) -> Any:
+        factor = tf.sqrt(tf.cast(tf.shape(x)[0], tf.float32))
+        return tf.reduce_mean(self.net([sequences(x), factor], training=True) ** 2)
+
+
+class WithoutTraining(Trained):
+    def loss_of(self, x: Any) -> Any:
+        return tf.reduce_mean(self.net(sequences(x)) ** 2)
+
+
+@pytest.mark.parametrize("kind", [OfTwoLengths, WithANumber, WithoutTraining])
+@pytest.mark.parametrize("granularity", ["auto", "op", "layer"])
+def test_networks_are_planned_for_as_the_step_calls_them(
+    kind: Any, granularity: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = compiled(kind(net=OwnCallIn()))
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all", granularity=granularity)
+    assert optimized.memsaver_plan.recomputed and bool(optimized.memsaver_plan.opened) is (granularity == "auto")
+    found = tf_memsaver.verify(model, optimized, data=data(), steps=3)
+    assert found.identical and found.to_json()["compared"]["weight after fit"]
+    assert "last bits" not in caplog.text
+
+
+class ReadsWhatIsKept(Trained):
+    def loss_of(self, x: Any) -> Any:
+        return tf.reduce_mean(self.net(sequences(x), training=True) ** 2) + tf.reduce_mean(self.net.kept)
+
+
+class DifferentiatesByWhatIsKept(Trained):
+    def train_step(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            x = self.other(self.net(sequences(x), training=True), training=True)
+            loss = tf.reduce_mean(x**2)
+        *gradients, slope = tape.gradient(loss, [*self.trainable_variables, self.net.kept])
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "slope": tf.reduce_mean(tf.abs(slope))}
+
+
+def test_a_network_that_keeps_a_tensor_for_the_step_is_planned_by_layers() -> None:
+    model = compiled(ReadsWhatIsKept(net=OwnCallIn()))
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    assert "since it makes a tensor that code around it reads" in optimized.memsaver_plan.note
+    assert optimized.memsaver_plan.recomputed
+    found = tf_memsaver.verify(model, optimized, data=data(), steps=3)
+    assert found.identical and found.to_json()["compared"]["weight after fit"]
+    with pytest.raises(UnsupportedModelError, match=r"'own_call_in' makes a tensor .*granularity='layer'"):
+        tf_memsaver.optimize(model, data=data(), granularity="op")
+
+
+def test_a_gradient_by_a_tensor_inside_a_network_leaves_it_plain() -> None:
+    model = compiled(DifferentiatesByWhatIsKept(net=OwnCallIn(name="plain"), other=OwnCallIn(name="planned")))
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    assert {label.partition("/")[0] for label in optimized.memsaver_plan.recomputed} == {"planned"}
+    found = tf_memsaver.verify(model, optimized, data=data(), steps=3)
+    assert found.identical and found.to_json()["compared"]["weight after fit"]
 
 
 @keras.saving.register_keras_serializable("test_train_step")

@@ -6,6 +6,7 @@ Read from Keras 3.12 to 3.15: ``models/functional.py`` and ``sequential.py``, ``
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -74,6 +75,19 @@ def identity(model: Any) -> Any:
 def all_layers(layer: Any) -> list[Any]:
     """Return a layer and all that it holds, at whatever depth (``_flatten_layers``)."""
     return list(layer._flatten_layers())
+
+
+def python_values(layer: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the numbers, texts and flags that a layer has as attributes, beside those that Keras gives every layer."""
+    found = ((name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str)))
+    return tuple(sorted(each for each in found if each[0] not in _names_in_every_layer()))
+
+
+@functools.cache
+def _names_in_every_layer() -> frozenset[str]:
+    # Layers with names of their own, so that Keras counts none. The last name is a checkpoint's (``Trackable``).
+    layers = keras.layers.Layer(name="layer"), keras.Model(name="model")
+    return frozenset({name for layer in layers for name in vars(layer)} | {"_self_update_uid"})
 
 
 def sublayers(layer: Any) -> list[Any]:

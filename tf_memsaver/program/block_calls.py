@@ -22,6 +22,7 @@ from tf_memsaver.program.grouping import assignments_last, grouped
 from tf_memsaver.program.layer_program import runs_layer_by_layer
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
+from tf_memsaver.program.signature import Given
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, numbers_in
 
 OWN_CALL = "call()"
@@ -35,9 +36,7 @@ class BlockCalls(ModelFunction):
     (``looks_up_again``).
     """
 
-    def __init__(
-        self, model: Any, arguments: Mapping[str, Any] | None = None, opened: Collection[str] | None = None
-    ) -> None:
+    def __init__(self, model: Any, given: Given | None = None, opened: Collection[str] | None = None) -> None:
         """Trace ``model``, which is only read; its layers in ``opened`` are taken apart, or those where it pays.
 
         The latter also where a name in ``opened`` is no layer's.
@@ -49,19 +48,19 @@ class BlockCalls(ModelFunction):
         self._wanted = opened
         self.opened: tuple[str, ...] = ()
         self.looks_up_again = False
-        super().__init__(model, arguments)
+        super().__init__(model, given)
         del self._root, self._graph
 
-    def again(self, model: Any, arguments: Mapping[str, Any]) -> ModelFunction:
+    def again(self, model: Any, given: Given) -> ModelFunction:
         """Return the call with other arguments or settings, cut as this one is."""
-        return BlockCalls(model, arguments, self.opened)
+        return BlockCalls(model, given, self.opened)
 
     def called(self, model: Any, inputs: Any) -> Any:
         """Call the model and note which layers it calls."""
         self._graph = tf.compat.v1.get_default_graph()
         self._root = TracedLayer(layer=model, path="", start=0)
         with keras_calls.layer_calls_go_to(Recorder(self._root, self._graph)):
-            return model(inputs, **self.arguments)
+            return model(inputs, **self.given.arguments)
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
@@ -101,7 +100,7 @@ def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resi
     looking = {
         id(owner): owner.layer
         for call, owner in zip(calls, owners, strict=True)
-        if call.operation.type == "GatherV2" and call.operation.dtypes[0].is_floating and call.inputs[0] in resident
+        if call.looks_rows_up and call.operation.dtypes[0].is_floating and call.inputs[0] in resident
     }
     return any(count > 1 for count in Counter(map(id, looking.values())).values())
 

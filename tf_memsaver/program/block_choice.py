@@ -6,6 +6,7 @@ values that its own gradients read: then a plan may keep the product and make th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import keras
@@ -34,9 +35,17 @@ class OperationsOfLayers:
     def opened(self, root: TracedLayer) -> Iterator[TracedLayer]:
         """Yield the calls below ``root`` that are worth being taken apart."""
         for child in root.children:
-            if _gains_inside(list(self._of(child))):
+            if _gains_inside(list(self._of(child))) and not self._looks_up_its_own(child):
                 yield child
                 yield from self.opened(child)
+
+    def _looks_up_its_own(self, layer: TracedLayer) -> bool:
+        """Whether a layer, and none inside it, makes a tensor, looks rows of it up, and reads it otherwise, too.
+
+        The gradient of the rows is sparse and a term of a sum, which stays in a segment with all of its terms.
+        """
+        inside = set[int]().union(*(_looked_up(list(self._of(child))) for child in layer.children))
+        return not _looked_up(list(self._of(layer))) <= inside
 
     def _of(self, layer: TracedLayer) -> Iterator[OpCall]:
         yield from self._own.get(id(layer), ())
@@ -47,6 +56,16 @@ class OperationsOfLayers:
 def is_of_somebody(layer: TracedLayer) -> bool:
     """Whether a layer is no single layer of Keras's own: what is in it was put together by somebody."""
     return not keras_models.is_built_in(layer.layer) or isinstance(layer.layer, keras.Model)
+
+
+def _looked_up(calls: Sequence[OpCall]) -> set[int]:
+    """Return the slots of floats that operations make, look rows up in, and read otherwise, too."""
+    made = {slot for call in calls for slot in call.differentiable}
+    looked_up = {call.inputs[0] for call in calls if call.looks_rows_up}
+    readers = Counter(
+        slot for call in calls if call.operation.type not in rules.METADATA_READERS for slot in set(call.reads)
+    )
+    return {slot for slot in made & looked_up if readers[slot] > 1}
 
 
 def _gains_inside(calls: Sequence[OpCall]) -> bool:

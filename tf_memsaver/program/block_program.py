@@ -39,25 +39,25 @@ class BlockProgram(OperationProgram):
           UnsupportedModelError: there is none by layers, or the layers are named and the call cannot be traced.
         """
         if wanted.time_chunks is not None:
-            return wanted.of_call(model, "layer")
+            return wanted.by_layers(model)
         if wanted.opened is None:
             if calls_only_keras(model):
-                return wanted.of_call(model, "layer")
-            reason = _not_by_operations(model)
+                return wanted.by_layers(model)
+            reason = "" if wanted.runs_in_graph else _not_by_operations(model)
             if reason:
-                return wanted.of_call(model, "layer").noted(f"by layers alone, since {reason}")
+                return wanted.by_layers(model).noted(f"by layers alone, since {reason}")
         elif not wanted.opened:
-            return wanted.of_call(model, "layer")
+            return wanted.by_layers(model)
         check_no_plan_inside(model)
         try:
-            blocks = BlockCalls(model, opened=wanted.opened)
+            blocks = BlockCalls(model, wanted.given, wanted.opened)
         except UnsupportedModelError as error:
             if wanted.opened is not None:
                 raise
-            return wanted.of_call(model, "layer").noted(f"by layers alone: {error}")
+            return wanted.by_layers(model).noted(f"by layers alone: {error}")
         if blocks.opened:
             return cls(model, blocks)
-        by_layers = wanted.of_call(model, "layer")
+        by_layers = wanted.by_layers(model)
         return by_layers.noted(f"by layers alone, since {_LOOKS_UP_AGAIN}") if blocks.looks_up_again else by_layers
 
 
@@ -70,11 +70,15 @@ def calls_only_keras(model: Any) -> bool:
 
 
 def _not_by_operations(model: Any) -> str:
-    """Return why a model is not planned by operations unless one asks for it, or an empty string."""
+    """Return why a call that a model makes of itself is not planned by operations, or an empty string."""
+    own_step = "it has a train_step of its own, whose data was not given" if has_own_train_step(model) else ""
+    return not_in_graph(model) or own_step
+
+
+def not_in_graph(model: Any) -> str:
+    """Return why a model's steps are no graph, or one that XLA compiles; an empty string where they are a plain one."""
     if not getattr(model, "compiled", False):
         return "it is not compiled (compile it first if fit trains it), and the steps of other loops may be eager"
-    if has_own_train_step(model):
-        return "it has a train_step of its own"
     if model.run_eagerly:
         return "its steps are eager"
     return "XLA compiles its steps" if fit_compiles(model) else ""

@@ -61,13 +61,28 @@ class Boundaries:
 
     def reason(self, call: TracedLayer) -> str:
         """Return why a call cannot be replayed as a whole, or an empty string."""
-        inside = range(call.start, call.stop)
-        operations = self._operations[call.start : call.stop]
-        made = {id(tensor) for operation in operations for tensor in operation.outputs} - self._captured
+        operations, made = self._operations[call.start : call.stop], self._made(call)
         read = {id(tensor): tensor for operation in operations for tensor in operation.inputs if id(tensor) not in made}
         reads = [key for key, tensor in read.items() if not self._is_known(tensor)]
-        read_elsewhere = [key for key in made if any(place not in inside for place in self._readers.get(key, ()))]
-        return reason_against_replay(call, reads, read_elsewhere, id)
+        return reason_against_replay(call, reads, self._read_elsewhere(call), id)
+
+    def _made(self, call: TracedLayer) -> set[int]:
+        operations = self._operations[call.start : call.stop]
+        return {id(tensor) for operation in operations for tensor in operation.outputs} - self._captured
+
+    def _read_elsewhere(self, call: TracedLayer) -> list[int]:
+        inside = range(call.start, call.stop)
+        made = self._made(call)
+        return [key for key in made if any(place not in inside for place in self._readers.get(key, ()))]
+
+    def keeps_for_others(self, network: TracedLayer) -> bool:
+        """Whether code around a network's call reads a tensor that it makes and does not return, such as an attribute.
+
+        Masks, logits and losses are returned, too.
+        """
+        returned = {id(tensor) for tensor in (*network.returned, *network.losses)}
+        returned |= {id(keras_training.get_logits(output)) for output in keras.tree.flatten(network.outputs)}
+        return not returned.issuperset(self._read_elsewhere(network))
 
     def _is_known(self, tensor: Any) -> bool:
         return tensor.dtype == tf.resource or id(tensor) in self._captured or tensor.op.type in _READ_ANYWHERE

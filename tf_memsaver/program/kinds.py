@@ -9,7 +9,6 @@ subclass of ``program.ModelProgram``, and an entry here.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -70,14 +69,11 @@ def program_of(
     Raises:
       UnsupportedModelError: its inputs are not known, its call or step cannot be traced, or no plan can be made for it.
     """
-    of_call = functools.partial(_program_of_call, time_chunks)
-    return _program(model, Wanted(granularity, opened, time_chunks, of_call), KINDS)
+    return _program(model, Wanted(granularity, opened, time_chunks, _program_of_call), KINDS)
 
 
-def _program_of_call(time_chunks: TimeChunks, model: Any, granularity: Granularity) -> ModelProgram:
-    of_calls = [kind for kind in KINDS if not kind.program.runs_step]
-    of_call = functools.partial(_program_of_call, time_chunks)
-    return _program(model, Wanted(granularity, None, time_chunks, of_call), of_calls)
+def _program_of_call(model: Any, wanted: Wanted) -> ModelProgram:
+    return _program(model, wanted, [kind for kind in KINDS if not kind.program.runs_step])
 
 
 def _program(model: Any, wanted: Wanted, kinds: Sequence[Kind]) -> Any:

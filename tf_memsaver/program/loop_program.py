@@ -35,6 +35,12 @@ class LoopProgram(StepProgram):
 
         return heard_calls(model, specs, chosen, _ADVICE)
 
+    @staticmethod
+    def by_layers_since(model: Loop) -> str:
+        """Return why granularity ``"auto"`` takes no layer apart: a loop may call its networks in any way."""
+        del model
+        return "it trains by a step of its own"
+
     def optimized(self, model: Loop, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
         """Return the networks of a loop, in the structure in which they were given; what stays plain is as it was."""
         by_plan = self.in_segments(plan, segmenter)

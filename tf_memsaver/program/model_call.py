@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
+
 from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.tapes import could_possibly_record
 
@@ -30,3 +32,20 @@ def arguments_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         if parameter.kind is parameter.VAR_KEYWORD:
             named.update(named.pop(parameter.name))
     return named
+
+
+def inputs_and_others(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what a model is called with: its first argument, and by name the others that are not None.
+
+    ``training`` is left out: where nobody gives it, the call has it from what is around.
+    """
+    (_, inputs), *others = arguments_of(model, args, kwargs).items()
+    # Keras gives a model of several inputs a list of their masks, though none has one.
+    given = {name: value for name, value in others if any(leaf is not None for leaf in keras.tree.flatten(value))}
+    given.pop("training", None)
+    return inputs, given
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a call of a model may be traced once for all calls that are given a value equal to this one."""
+    return isinstance(value, (bool, int, float, str))

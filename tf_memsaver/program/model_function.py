@@ -15,12 +15,11 @@ from tf_memsaver.compat.replicas import AnyReplica, in_one_replica
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.parity.scopes import unscoped_operations
-from tf_memsaver.program.batch import pack_inputs
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.function_calls import FunctionCalls, by_size
 from tf_memsaver.program.op_calls import OpCall
 from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.signature import signature_of, trace_call, usual_arguments
+from tf_memsaver.program.signature import Given, trace_call, usual_call
 
 
 class ModelFunction:
@@ -30,10 +29,8 @@ class ModelFunction:
     the losses that layers add.
     """
 
-    def __init__(self, model: Any, arguments: Mapping[str, Any] | None = None) -> None:
-        """Trace ``model``, which is only read, with a free batch dimension.
-
-        ``arguments`` are constants that it is called with, beside its inputs; without, those of ``usual_arguments``.
+    def __init__(self, model: Any, given: Given | None = None) -> None:
+        """Trace ``model``, which is only read, with a free batch dimension; called as ``fit`` does if nothing is given.
 
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
@@ -41,7 +38,7 @@ class ModelFunction:
         self._structure: Any = None
         self._owners: list[int] = []
         """The places of the layers that add the losses, among all of the model's."""
-        self.arguments = usual_arguments(model) if arguments is None else arguments
+        self.given = usual_call(model) if given is None else given
 
         unscoped: Collection[str] = ()
 
@@ -49,7 +46,7 @@ class ModelFunction:
             nonlocal unscoped
             local = keras_variables.read_as_local(model.variables)
             with self.replica(model), local, unscoped_operations() as unscoped:
-                outputs = self.called(model, pack_inputs(model, list(flat)))
+                outputs = self.called(model, keras.tree.pack_sequence_as(self.given.inputs, list(flat)))
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
             added = [
@@ -72,15 +69,15 @@ class ModelFunction:
         self.calls = FunctionCalls(concrete, scope=self.scope, unscoped=unscoped, group=self.group, frozen=frozen)
         release(concrete.graph)
 
-    def again(self, model: Any, arguments: Mapping[str, Any]) -> ModelFunction:
+    def again(self, model: Any, given: Given) -> ModelFunction:
         """Return the call with other arguments or settings, cut as this one is."""
-        return ModelFunction(model, arguments)
+        return ModelFunction(model, given)
 
     def specs(self, model: Any) -> list[tf.TensorSpec]:
         """Return the specs of the flat inputs that the call is traced with."""
         functional = keras_models.inner_functional(model)
         cast = model.compute_dtype if functional is None and model.autocast else None
-        return [_spec(tensor, cast) for tensor in keras.tree.flatten(signature_of(model).inputs)]
+        return [_spec(tensor, cast) for tensor in keras.tree.flatten(self.given.inputs)]
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
@@ -98,7 +95,7 @@ class ModelFunction:
 
     def called(self, model: Any, inputs: Any) -> Any:
         """Return what ``model`` makes of ``inputs`` in training."""
-        return model(inputs, **self.arguments)
+        return model(inputs, **self.given.arguments)
 
     def flat_inputs(self, model: Any, inputs: Any) -> list[Any]:
         """Return the flat tensors that the function takes for what ``model`` is called with."""
@@ -165,7 +162,15 @@ def _spec(tensor: Any, cast: str | None) -> tf.TensorSpec:
     return tf.TensorSpec(tuple(tensor.shape), cast if cast and dtype.is_floating else dtype, name=tensor.name)
 
 
-def settings_of(model: Any) -> tuple[bool, ...]:
-    """Return what of a model decides what its call traces, and may change later: the ``trainable`` flags."""
+def settings_of(model: Any) -> Any:
+    """Return what of a model decides what its call traces, and may change later: flags, and what layers read in Python.
+
+    That is as much as can be compared: numbers, texts and flags.
+    """
+    return trainable_in(model), tuple(map(keras_models.python_values, keras_models.all_layers(model)))
+
+
+def trainable_in(model: Any) -> tuple[bool, ...]:
+    """Return the ``trainable`` flags of a model's layers and variables."""
     flags = [layer.trainable for layer in keras_models.all_layers(model)]
     return (*flags, *(variable.trainable for variable in model.variables))

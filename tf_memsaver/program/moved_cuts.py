@@ -22,6 +22,7 @@ from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.grouping import assignments_last, group_calls
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
+from tf_memsaver.program.signature import Given
 
 
 class MovedCuts(ModelFunction):
@@ -31,14 +32,14 @@ class MovedCuts(ModelFunction):
         self,
         model: Any,
         planned: CallSequence,
-        arguments: Mapping[str, Any],
+        given: Given,
         shapes: Sequence[tf.TensorShape] | None = None,
     ) -> None:
         """Trace ``model``, which is only read, for flat inputs of these shapes (or with a free batch dimension)."""
         self._planned = [call.end for call in planned.calls if isinstance(call, GroupCall)]
         self._shapes = shapes
         self._places = [0]
-        super().__init__(model, arguments)
+        super().__init__(model, given)
 
     def specs(self, model: Any) -> list[tf.TensorSpec]:
         """Return the specs of the flat inputs, with the shapes that are known."""

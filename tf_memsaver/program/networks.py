@@ -18,16 +18,20 @@ from tf_memsaver.compat.graphs import FuncGraph, led_to, makers
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import MemsaverError, UnsupportedModelError
+from tf_memsaver.program.batch import with_free_batch
 from tf_memsaver.program.boundaries import Boundaries
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_program import is_network
-from tf_memsaver.program.model_call import arguments_of
+from tf_memsaver.program.model_call import arguments_of, inputs_and_others
+from tf_memsaver.program.signature import Given
 from tf_memsaver.program.single_call import CallProgram
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
 from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step, what_is_traced
 
 NO_GRADIENT = "no gradient is taken through it"
 """Why a call is not planned for that keeps no activations, either."""
+
+_SOURCE_INSIDE = "a gradient is taken with respect to a tensor inside it, which it does not return"
 
 _FROZEN_IN_CALL = "its weights are not trainable while it is called, but trained: set trainable before the call"
 """What is replayed gives gradients for the weights that are trainable when it is called."""
@@ -37,18 +41,34 @@ _FROZEN_IN_CALL = "its weights are not trainable while it is called, but trained
 class HeardCall:
     """A call that a ``train_step`` makes of a layer: its name, such as ``decoder#2``, and what it is called with.
 
-    ``inputs`` are the specs of the first argument, if it is a network. ``closed`` is the program of a call that is
-    replayed as a whole. ``plain`` says why it cannot be planned for, or is empty. ``is_recorded`` tells that a gradient
-    may be taken of it, as far as can be seen while it is made; ``is_taken_apart`` that what it calls is listed, too.
+    ``given`` is known of a network's call. ``closed`` is the program of a call that is replayed as a whole. ``plain``
+    says why it cannot be planned for, or is empty. ``is_recorded`` tells that a gradient may be taken of it, as far as
+    can be seen while it is made; ``is_taken_apart`` that what it calls is listed, too. ``frozen`` are the variables
+    that are not trainable then; ``keeps_for_others`` tells that code around a network's call reads what it does not
+    return.
     """
 
     layer: Any
     path: str
-    inputs: Any
+    given: Given | None
     closed: CallProgram | None
     plain: str
     is_recorded: bool
     is_taken_apart: bool = False
+    frozen: tuple[Any, ...]
+    keeps_for_others: bool
+
+    @classmethod
+    def of(cls, call: TracedLayer, boundaries: Boundaries, given: Given | None, **fields: Any) -> HeardCall:
+        """Return what of a traced call is kept; ``given`` is how it is called if it is a network's."""
+        keeps = given is not None and boundaries.keeps_for_others(call)
+        return cls(layer=call.layer, path=call.path, given=given, frozen=call.frozen, keeps_for_others=keeps, **fields)
+
+    @property
+    def is_as_at_rest(self) -> bool:
+        """Whether a trace of the layer as it is between steps is good for the call."""
+        frozen = {id(variable) for variable in self.layer.variables if not variable.trainable}
+        return set(map(id, self.frozen)) == frozen
 
 
 Chosen = Callable[[Any, TracedLayer, TapeNotes], Iterable[HeardCall]]
@@ -89,28 +109,21 @@ def _placeholders(specs: Sequence[tf.TensorSpec]) -> list[Any]:
 
 def _of_model(graph: Any, root: TracedLayer, notes: TapeNotes) -> Iterator[HeardCall]:
     """Yield the calls that a step consists of, in order."""
-    networks = {id(call): _inputs(call) for call in root.children if _is_callable_network(call.layer)}
+    networks = {id(call): _given(call) for call in root.children if _is_callable_network(call.layer)}
     networks = {key: found for key, found in networks.items() if found is not None}
     others = [call for call in root.children if id(call) not in networks]
     inside = sections_of(TracedLayer(layer=None, path="", start=0, children=others))
-    networks |= {id(call): found for call in inside if is_network(call.layer) and (found := _inputs(call)) is not None}
+    networks |= {id(call): found for call in inside if is_network(call.layer) and (found := _given(call)) is not None}
     calls = sorted(
         [*(call for call in root.children if id(call) in networks and call not in inside), *inside], key=_start
     )
     boundaries = Boundaries(graph, notes)
     for call, reason in zip(calls, _gradients_through(graph, calls, notes), strict=True):
-        inputs, closed, plain = networks.get(id(call)), None, reason
-        if inputs is None and not plain:
+        given, closed, plain = networks.get(id(call)), None, reason
+        if given is None and not plain:
             plain = boundaries.reason(call)
             closed = None if plain else CallProgram(call)
-        yield HeardCall(
-            layer=call.layer,
-            path=call.path,
-            inputs=inputs,
-            closed=closed,
-            plain=plain,
-            is_recorded=call.may_be_differentiated,
-        )
+        yield HeardCall.of(call, boundaries, given, closed=closed, plain=plain, is_recorded=call.may_be_differentiated)
 
 
 def whole_networks(
@@ -121,11 +134,11 @@ def whole_networks(
     One that is called with several tensors is taken apart: the calls that it makes are yielded after it. ``left_out``
     says why a network is not planned for, or returns an empty string.
     """
-    inputs = {id(call): _inputs(call) if _is_callable_network(call.layer) else None for call in root.children}
+    given = {id(call): _given(call) if _is_callable_network(call.layer) else None for call in root.children}
     parts = {
         id(call): sections_of(call)
         for call in root.children
-        if inputs[id(call)] is None and _is_callable_network(call.layer) and not left_out(call.layer)
+        if given[id(call)] is None and _is_callable_network(call.layer) and not left_out(call.layer)
     }
     inside = [part for found in parts.values() for part in found]
     whole = [call for call in root.children if id(call) not in parts]
@@ -133,10 +146,10 @@ def whole_networks(
     boundaries = Boundaries(graph, notes)
     for call in root.children:
         plain = "" if _is_callable_network(call.layer) else "is no network (keras.Model)"
-        yield HeardCall(
-            layer=call.layer,
-            path=call.path,
-            inputs=inputs[id(call)],
+        yield HeardCall.of(
+            call,
+            boundaries,
+            given[id(call)],
             closed=None,
             plain=plain or reasons.get(id(call), "") or left_out(call.layer),
             is_recorded=call.may_be_differentiated,
@@ -148,10 +161,10 @@ def whole_networks(
 
 def _part(call: TracedLayer, reason: str, boundaries: Boundaries) -> HeardCall:
     """Return a call that a network makes: of a network by its layers, or of another layer as a whole."""
-    inputs = _inputs(call) if is_network(call.layer) else None
-    plain = reason or (boundaries.reason(call) if inputs is None else "")
-    closed = CallProgram(call) if inputs is None and not plain else None
-    return HeardCall(layer=call.layer, path=call.path, inputs=inputs, closed=closed, plain=plain, is_recorded=False)
+    given = _given(call) if is_network(call.layer) else None
+    plain = reason or (boundaries.reason(call) if given is None else "")
+    closed = CallProgram(call) if given is None and not plain else None
+    return HeardCall.of(call, boundaries, given, closed=closed, plain=plain, is_recorded=False)
 
 
 def _start(call: TracedLayer) -> int:
@@ -162,15 +175,19 @@ def _is_callable_network(layer: Any) -> bool:
     return isinstance(layer, keras.Model) and not keras_models.has_no_call(layer)
 
 
-def _inputs(call: TracedLayer) -> Any | None:
-    """Return the specs of the first argument of a network's call, or None if there are others or it is no tensor."""
-    given = keras_calls.accepted_arguments(call.layer, call.kwargs)
-    inputs, *others = arguments_of(call.layer, call.args, given).items()
-    if not all(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten(inputs[1])):
+def _given(call: TracedLayer) -> Given | None:
+    """Return how a network is called; None if its first argument is no tensor of known rank, or another one is."""
+    named = keras_calls.accepted_arguments(call.layer, call.kwargs)
+    inputs, others = inputs_and_others(call.layer, call.args, named)
+    training = arguments_of(call.layer, call.args, named).get("training")
+    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None for leaf in keras.tree.flatten(inputs)):
         return None
-    if any(isinstance(leaf, tf.Tensor) for _, value in others for leaf in keras.tree.flatten(value)):
+    if any(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten([*others.values(), training])):
         return None
-    return keras.tree.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), inputs[1])
+    training = call.training if training is None else training
+    if training is not None and keras_training.takes_training(call.layer):
+        others = {"training": training, **others}
+    return Given(keras.tree.map_structure(with_free_batch, inputs), others)
 
 
 def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNotes) -> list[str]:
@@ -188,12 +205,16 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
             passes = (number for number, taken in enumerate(notes.taken) if taken.start <= each.start < taken.stop)
             through.setdefault(place, set()).update(passes)
     asked_for = [{id(getattr(source, "handle", source)) for source in taken.sources} for taken in notes.taken]
+    all_asked_for = set[int]().union(*asked_for)
 
     def reason(place: int, call: TracedLayer) -> str:
         if place not in through:
             return NO_GRADIENT
         if any(notes.taken[number].nested for number in through[place]):
             return "a gradient is taken of its gradient"
+        made = {id(tensor) for operation in operations[call.start : call.stop] for tensor in operation.outputs}
+        if made & all_asked_for - set(map(id, call.returned)):
+            return _SOURCE_INSIDE
         frozen = {id(keras_variables.local_variable(variable).handle) for variable in call.frozen}
         return _FROZEN_IN_CALL if any(frozen & asked_for[number] for number in through[place]) else ""
 

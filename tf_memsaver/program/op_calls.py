@@ -190,6 +190,12 @@ class OpCall:
         return [slot for slot, dtype in made if has_gradients(dtype)]
 
     @property
+    def looks_rows_up(self) -> bool:
+        """Whether it takes entries of its first input along the first dimension, so that its gradient is sparse."""
+        axis = self.constants[2] if self.operation.type == "GatherV2" else None
+        return axis is not None and not tf.make_ndarray(axis.operation.attributes["value"].tensor).any()
+
+    @property
     def pinned(self) -> str:
         """Why the operation runs once only: it has side effects, or reads what others change."""
         if self.operation.is_stateful:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 from absl import logging
 
@@ -14,27 +13,28 @@ from tf_memsaver.compat.tapes import could_possibly_record
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.program.model_call import arguments_of, plain_call
-from tf_memsaver.program.model_function import ModelFunction, TracedProgram, settings_of
+from tf_memsaver.program.model_call import inputs_and_others, is_constant, plain_call
+from tf_memsaver.program.model_function import ModelFunction, TracedProgram, settings_of, trainable_in
 from tf_memsaver.program.moved_cuts import MovedCuts
-from tf_memsaver.program.program import Segmenter, TrainingCall
-from tf_memsaver.program.signature import usual_arguments
+from tf_memsaver.program.program import Segmenter, TrainingCall, Wanted
+from tf_memsaver.program.signature import Given
 
 
 class OperationProgram(TracedProgram):
     """The operations of a model's training call."""
 
-    def __init__(self, model: Any, function: ModelFunction | None = None) -> None:
-        """Trace ``model``, or take what it was traced as.
+    @classmethod
+    def of(cls, model: Any, wanted: Wanted) -> Any:
+        """Trace ``model``, which is only read, and return its operations.
 
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
-        super().__init__(model, ModelFunction(model) if function is None else function)
+        return cls(model, ModelFunction(model, wanted.given))
 
     def in_segments(self, plan: Plan, segmenter: Segmenter) -> TrainingCall:
         """Return the call that runs operations in segments, in place of the model's code."""
-        return _OperationsInSegments(self.model, self.function, plan, segmenter)
+        return OperationsInSegments(self.model, self.function, plan, segmenter)
 
 
 class _Segmented(NamedTuple):
@@ -49,7 +49,7 @@ class _Segmented(NamedTuple):
         calls = segmenter.prepare(function.calls.sequence, segments)
 
         def run(*flat: Any) -> list[Any]:
-            return calls(function.calls.enter(flat), training=function.arguments.get("training"))
+            return calls(function.calls.enter(flat), training=function.given.arguments.get("training"))
 
         def run_in_scope(*flat: Any) -> list[Any]:
             with tf.name_scope(function.scope):
@@ -58,7 +58,7 @@ class _Segmented(NamedTuple):
         return cls(function, run, tf.function(run_in_scope, autograph=False))
 
 
-class _OperationsInSegments:
+class OperationsInSegments:
     """Runs the operations of the model's traced call in segments.
 
     It is traced anew when layers were frozen or unfrozen, for other arguments beside the inputs, for a graph in which
@@ -71,9 +71,9 @@ class _OperationsInSegments:
         self._known: dict[Any, _Segmented | None] = {}
         self._said: set[str] = set()
         self._function = function
-        self._settings = settings_of(model)
+        self._trainable = trainable_in(model)
         self._sequence = function.calls.sequence
-        self._planned[self._key(function.arguments)] = self._segmented(function)
+        self._planned[self._key(function.given.arguments)] = self._segmented(function)
 
     def renew(self, model: Any | None) -> None:
         """Trace the call anew when it is made next: what layers read in Python may have changed.
@@ -94,7 +94,7 @@ class _OperationsInSegments:
         """Return the call for these arguments, with a free batch dimension; None if the plan does not fit it."""
         key = self._key(arguments)
         if key not in self._planned:
-            function = self._function.again(self._model, arguments)
+            function = self._function.again(self._model, self._given(arguments))
             sequence = function.calls.sequence
             try:
                 self._plan.check_matches(sequence.signatures, sequence.labels)
@@ -104,23 +104,26 @@ class _OperationsInSegments:
                 self._planned[key] = self._segmented(function)
         return self._planned[key]
 
+    def _given(self, arguments: Mapping[str, Any]) -> Given:
+        return self._function.given._replace(arguments=arguments)
+
     def _changes(self, arguments: Mapping[str, Any]) -> tuple[str, str]:
         """Return how a call is trained and what was planned for, which are not the same."""
         trained, planned = [], []
-        if settings_of(self._model) != self._settings:
+        if trainable_in(self._model) != self._trainable:
             trained.append("with layers frozen or unfrozen since")
             planned.append("them as they were")
-        usual = usual_arguments(self._model)
-        if arguments != usual:
+        of_plan = self._function.given.arguments
+        if arguments != of_plan:
             trained.append(f"with {_spelled(arguments)}")
-            planned.append(_spelled(usual))
+            planned.append(_spelled(of_plan))
         if not trained:
             return "after its code or settings changed", "it as it was before"
         return " and ".join(trained), " and ".join(planned)
 
     def _moved(self, arguments: Mapping[str, Any], trained: str, planned: str) -> _Segmented | None:
         """Return the call where it runs other operations than were planned, cut where the planned one is."""
-        function = MovedCuts(self._model, self._sequence, arguments)
+        function = MovedCuts(self._model, self._sequence, self._given(arguments))
         try:
             moved = self._segmented(function)
         except PlanMismatchError as error:
@@ -159,10 +162,10 @@ class _OperationsInSegments:
         fits = all(map(_fits, specs, shapes))
         if fits and not all(shape.is_fully_defined() for shape in shapes):
             return planned
-        key = self._key(planned.function.arguments), tuple(map(str, shapes))
+        key = self._key(planned.function.given.arguments), tuple(map(str, shapes))
         if key not in self._known:
             try:
-                function = MovedCuts(self._model, self._sequence, planned.function.arguments, shapes)
+                function = MovedCuts(self._model, self._sequence, planned.function.given, shapes)
                 self._known[key] = self._segmented(function)
             except PlanMismatchError as error:
                 if fits:
@@ -175,27 +178,24 @@ class _OperationsInSegments:
         return self._known[key]
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
+        """Return what the model's own ``call`` returns (see ``program.TrainingCall``)."""
         del shared
         if tf.distribute.has_strategy() and tf.executing_eagerly():
             raise UnsupportedModelError(
                 "a plan by operations cannot run in eager steps under a tf.distribute strategy. Call strategy.run "
                 "in a tf.function, or plan again with granularity='layer'."
             )
-        inputs, *others = arguments_of(model, args, kwargs).items()
+        inputs, others = inputs_and_others(model, args, kwargs)
+        unknown = next((name for name, value in others.items() if not is_constant(value)), None)
+        if unknown is not None:
+            self._runs_plain(f"it was called with {unknown}=, which a plan of operations does not know")
+            return plain_call(model, args, kwargs)
         training = keras_calls.training_of_call()
-        arguments: dict[str, Any] = {} if training is None else {"training": training}
-        for name, value in others:
-            # Keras gives a model of several inputs a list of their masks, though none has one.
-            if name == "training" or all(leaf is None for leaf in keras.tree.flatten(value)):
-                continue
-            if not isinstance(value, (bool, int, float, str)):
-                self._runs_plain(f"it was called with {name}=, which a plan of operations does not know")
-                return plain_call(model, args, kwargs)
-            arguments[name] = value
+        arguments = others if training is None else {"training": training, **others}
         planned = self._ready(arguments)
         if planned is None:
             return plain_call(model, args, kwargs)
-        flat = planned.function.flat_inputs(model, inputs[1])
+        flat = planned.function.flat_inputs(model, inputs)
         is_eager = tf.executing_eagerly()
         if is_eager and could_possibly_record():
             self._differs("in eager steps", "a graph, as fit and tf.function make it")

@@ -18,6 +18,7 @@ from tf_memsaver.options.table import Granularity, TimeChunks
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.model_call import arguments_of
+from tf_memsaver.program.signature import Given
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,14 +72,23 @@ class Wanted(NamedTuple):
     """How a model is to be cut: in units of ``granularity``.
 
     With ``"auto"`` the layers in ``opened`` are taken apart; if it is None, those where that pays. Recurrent layers are
-    cut into chunks of ``time_chunks``. ``of_call`` makes the program of a model's call in units of a granularity,
-    whether or not its step is planned. A program is handed it by ``kinds``, which lies above.
+    cut into chunks of ``time_chunks``. ``of_call`` makes the program of a model's call, whether or not its step is
+    planned; a program is handed it by ``kinds``, which lies above.
+
+    Where a step of somebody's own calls the model, ``given`` tells how, and ``runs_in_graph`` that the step is a graph
+    that XLA does not compile.
     """
 
     granularity: Granularity
     opened: Collection[str] | None
     time_chunks: TimeChunks
-    of_call: Callable[[Any, Granularity], ModelProgram]
+    of_call: Callable[[Any, Wanted], ModelProgram]
+    given: Given | None = None
+    runs_in_graph: bool = False
+
+    def by_layers(self, model: Any) -> ModelProgram:
+        """Return the program of a model's call in units of whole layers."""
+        return self.of_call(model, self._replace(granularity="layer", opened=None))
 
 
 class MadeOptimized(Protocol):

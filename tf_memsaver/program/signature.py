@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -27,6 +27,13 @@ class Signature(NamedTuple):
     inputs: Any
     outputs: Any
     names: Sequence[str]
+
+
+class Given(NamedTuple):
+    """How a model is called: with tensors of these specs, whose first dimension is free, and constants beside them."""
+
+    inputs: Any
+    arguments: Mapping[str, Any]
 
 
 _NOTED: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
@@ -246,6 +253,15 @@ def usual_arguments(model: Any) -> dict[str, Any]:
     return {"training": True} if keras_training.takes_training(model) else {}
 
 
+def usual_call(model: Any) -> Given:
+    """Return how ``fit`` calls a model.
+
+    Raises:
+      UnsupportedModelError: its inputs are not known.
+    """
+    return Given(signature_of(model).inputs, usual_arguments(model))
+
+
 def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     """Return the concrete function of a Python function that calls ``model``, which is left as it was.
 
@@ -276,8 +292,9 @@ def _single(structure: Any) -> Any:
 
 def _free(given: Any) -> tf.TensorSpec:
     shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
-    if shape is None or dtype is None or not tf.TensorShape(shape).rank:
+    if shape is None or dtype is None or tf.TensorShape(shape).rank is None:
         raise InvalidRequestError(
             f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {shown(given)}"
         )
-    return tf.TensorSpec((None, *tuple(shape)[1:]), dtype)
+    # A network in a step of somebody's own may be given a number beside its batch.
+    return tf.TensorSpec((None, *tuple(shape)[1:]) if tf.TensorShape(shape).rank else (), dtype)

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
@@ -20,14 +19,17 @@ from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import CODE, Unit
 from tf_memsaver.parity.names import Names
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.program.block_program import not_in_graph
 from tf_memsaver.program.calls import Call, CallSequence, Reader
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.memo import once
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.model_function import settings_of
+from tf_memsaver.program.network_programs import NetworkPrograms
 from tf_memsaver.program.networks import NO_GRADIENT, HeardCall, heard_calls
 from tf_memsaver.program.opened import OpenedCall, taken_over
+from tf_memsaver.program.operation_program import OperationProgram, OperationsInSegments
 from tf_memsaver.program.program import (
     MadeOptimized,
     ModelProgram,
@@ -37,11 +39,8 @@ from tf_memsaver.program.program import (
     Wanted,
     joined_notes,
 )
-from tf_memsaver.program.signature import note_inputs, trained_on
-from tf_memsaver.program.train_step import has_own_train_step, what_is_traced
-
-ProgramOf = Callable[[Any], ModelProgram]
-"""Makes the program of a network's call."""
+from tf_memsaver.program.signature import trained_on
+from tf_memsaver.program.train_step import what_is_traced
 
 _NAMED = 5
 """How many calls a sentence names."""
@@ -53,26 +52,30 @@ class StepProgram(TrainingProgram):
     runs_step: Literal[True] = True
     cuts_time = True
 
-    def __init__(self, model: Any, program_of: ProgramOf) -> None:
+    def __init__(self, model: Any, wanted: Wanted) -> None:
         """Trace the step of ``model``, which is only read, to hear which networks it calls.
 
         Raises:
           UnsupportedModelError: it cannot be traced, or it trains no network that can be planned for.
         """
         self.model = model
-        self._by_layers_alone = False
         specs = trained_on(model)
         assert specs is not None, "a step is traced on data"
+        by_layers_since = self.by_layers_since(model) if wanted.granularity == "auto" else ""
+        if by_layers_since:
+            wanted = wanted._replace(granularity="layer")
+        self._granularity = wanted.granularity
         self.opened: list[OpenedCall] = []
         self._plain: dict[str, str] = {}
         self._recorded: dict[int, list[str]] = {}
-        self._programs: dict[int, ModelProgram] = {}
         calls: list[Call] = []
         shift = 0
-        for heard in self._heard(model, specs):
+        all_heard = tuple(self._heard(model, specs))
+        programs = NetworkPrograms(wanted, all_heard)
+        for heard in all_heard:
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
-            program = None if heard.is_taken_apart else self._program(heard, program_of)
+            program = None if heard.is_taken_apart else self._program(heard, programs)
             if program is None:
                 continue
             if calls:
@@ -84,56 +87,51 @@ class StepProgram(TrainingProgram):
         if not self.opened:
             raise self._nothing_to_plan()
         self.sequence = _joined(calls, self.opened, shift)
+        if by_layers_since:
+            self.noted(f"by layers alone, since {by_layers_since}")
 
     @classmethod
     def of(cls, model: Any, wanted: Wanted) -> Any:
-        """Return the program of a model's step, whose networks are cut by layers where nobody says how.
+        """Return the program of a model's step, which is heard once for all that is done until ``memo.forget``."""
 
-        A step is heard once for all that is done with it until ``memo.forget``.
-        """
+        def heard(opened: Sequence[str] | None) -> Any:
+            def key() -> Any:
+                return wanted.granularity, opened, wanted.time_chunks, repr(trained_on(model)), settings_of(model)
 
-        def key() -> Any:
-            return wanted.granularity, wanted.time_chunks, repr(trained_on(model)), settings_of(model)
+            return once(model, key, lambda: cls(model, wanted._replace(opened=opened)))
 
-        return once(model, key, lambda: cls._heard_as(model, wanted))
+        chosen = heard(None)
+        if wanted.opened is None or chosen.sequence.opened == tuple(wanted.opened):
+            return chosen
+        return heard(tuple(wanted.opened))
 
-    @classmethod
-    def _heard_as(cls, model: Any, wanted: Wanted) -> Any:
-        if wanted.granularity != "auto":
-            return cls(model, lambda network: wanted.of_call(network, wanted.granularity))
-        # What a step calls its networks with is up to it, and a plan of operations is for one kind of call.
-        program = cls(model, lambda network: wanted.of_call(network, "layer"))
-        is_of_loss = isinstance(model, keras.Model) and not has_own_train_step(model)
-        program._by_layers_alone = True
-        own = "has a compute_loss" if is_of_loss else "trains by a step"
-        return program.noted(f"by layers alone, since it {own} of its own")
+    @staticmethod
+    def by_layers_since(model: Any) -> str:
+        """Return why granularity ``"auto"`` takes no layer of the networks apart, or an empty string."""
+        return not_in_graph(model)
 
     def _heard(self, model: Any, specs: Batch) -> Iterable[HeardCall]:
         """Return the calls of layers that the step makes."""
         return heard_calls(model, specs)
 
-    def _program(self, heard: HeardCall, program_of: ProgramOf) -> ModelProgram | None:
+    def _program(self, heard: HeardCall, programs: NetworkPrograms) -> ModelProgram | None:
         """Return the program of a call that is heard, or None where it stays plain."""
         if heard.plain:
             self._plain[heard.path] = heard.plain
             return None
         if heard.closed is not None:
             return heard.closed
-        network = heard.layer
         try:
-            if id(network) not in self._programs:
-                if keras_models.inner_functional(network) is None:
-                    note_inputs(network, heard.inputs)
-                self._programs[id(network)] = program_of(network)
+            return programs.of(heard)
         except UnsupportedModelError as error:
             self._plain[heard.path] = str(error)
             return None
-        return self._programs[id(network)]
 
     def _nothing_to_plan(self, units: Sequence[Unit] = ()) -> UnsupportedModelError:
         pinned = ((unit.label, unit.pinned) for unit in units if unit.kind != CODE)
         reasons = "; ".join(f"'{path}' {reason}" for path, reason in [*self._plain.items(), *pinned][:_NAMED])
-        inside = "Try granularity='op', which plans inside all layers, or put" if self._by_layers_alone else "Put"
+        is_by_layers = self._granularity != "op"
+        inside = "Try granularity='op', which plans inside all layers, or put" if is_by_layers else "Put"
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
             f"{inside} what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers "
@@ -160,7 +158,7 @@ class StepProgram(TrainingProgram):
 
     def optimized(self, model: Any, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
         """Return ``model`` as one whose ``train_step`` trains by a plan."""
-        return made(model, "train_step", self.in_segments(plan, segmenter).train_step)
+        return made(model, "train_step", self.in_segments(plan, segmenter))
 
     def in_segments(self, plan: Plan, segmenter: Segmenter) -> StepInSegments:
         """Return what runs the ``train_step`` by a plan.
@@ -181,23 +179,35 @@ class StepProgram(TrainingProgram):
             for key, paths in self._recorded.items()
             if key in plans or any(each.path.startswith(f"{path}/") for path in paths for each in self.opened)
         }
-        return StepInSegments(calls, in_turn)
+        return StepInSegments(self.model, calls, in_turn)
 
 
 class StepInSegments:
     """Runs a ``train_step`` in which calls of networks run in segments."""
 
     def __init__(
-        self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]], by_network: Mapping[int, CallsInTurn]
+        self,
+        model: Any,
+        calls: Mapping[str, tuple[ModelProgram, TrainingCall]],
+        by_network: Mapping[int, CallsInTurn],
     ) -> None:
-        """Take the programs of calls, and what makes them, by their names; and the networks' calls by their ids."""
-        self._calls, self._by_network = calls, by_network
+        """Take what was planned for; the programs of calls, and what makes them, by their names.
+
+        ``by_network`` are the networks' calls by their ids.
+        """
+        self._model, self._calls, self._by_network = model, calls, by_network
 
     def of_network(self, network: Any) -> CallsInTurn | None:
         """Return what one of the networks runs where the step is a function that calls it; None if it stays plain."""
         return self._by_network.get(id(network))
 
-    def train_step(self, model: Any, data: Any) -> Any:
+    def renew(self, model: Any | None) -> None:
+        """Trace calls anew when they are made next (see ``operation_program``)."""
+        for program, call in self._calls.values():
+            if isinstance(program, OperationProgram) and isinstance(call, OperationsInSegments):
+                call.renew(model if program.model is self._model else None)
+
+    def __call__(self, model: Any, data: Any) -> Any:
         """Return what the ``train_step`` of a model's own class returns."""
         with keras_calls.layer_calls_go_to(_Handler(self._calls)):
             return keras_models.own_class(model).train_step(model, data)  # type: ignore[attr-defined]
@@ -290,6 +300,10 @@ def _joined(calls: Sequence[Call], opened: Sequence[OpenedCall], slot_count: int
     def all_of(name: str) -> list[int]:
         return [slot + each.shift for each in opened for slot in getattr(each.program.sequence, name)]
 
+    first: dict[int, OpenedCall] = {}
+    for each in opened:
+        first.setdefault(id(each.program), each)
+
     return CallSequence(
         calls=tuple(calls),
         inputs=tuple(all_of("inputs")),
@@ -299,4 +313,5 @@ def _joined(calls: Sequence[Call], opened: Sequence[OpenedCall], slot_count: int
         weights=frozenset(all_of("weights")),
         read_again=frozenset(all_of("read_again")),
         note=joined_notes(each.program.sequence.note for each in opened),
+        opened=tuple(f"{each.path}/{name}" for each in first.values() for name in each.program.sequence.opened),
     )

@@ -27,6 +27,7 @@ from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
 from tf_memsaver.program.opened import OpenedCall
 from tf_memsaver.program.opening import Opener
+from tf_memsaver.program.signature import Given
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, numbers_in, sections_of
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS
 
@@ -77,8 +78,8 @@ class SublayerCalls(ModelFunction):
     Its operations are only planned with: training runs the model's Python code.
     """
 
-    def __init__(self, model: Any) -> None:
-        """Trace ``model``, which is only read.
+    def __init__(self, model: Any, given: Given | None = None) -> None:
+        """Trace ``model``, which is only read; called as ``fit`` does if nothing is given.
 
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
@@ -86,7 +87,7 @@ class SublayerCalls(ModelFunction):
         self.outputs: dict[str, Any] = {}
         self.nested: dict[str, Any] = {}
         self.opened: list[OpenedCall] = []
-        super().__init__(model)
+        super().__init__(model, given)
         del self._root, self._graph
 
     def replica(self, model: Any) -> contextlib.AbstractContextManager[None]:
@@ -99,7 +100,7 @@ class SublayerCalls(ModelFunction):
         self._root = TracedLayer(layer=model, path="", start=0)
         recorder = Recorder(self._root, self._graph)
         with keras_calls.layer_calls_go_to(recorder):
-            return model(inputs, **self.arguments)
+            return model(inputs, **self.given.arguments)
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]

@@ -22,7 +22,8 @@ from tf_memsaver.program.layer_paths import NamedCalls
 from tf_memsaver.program.model_call import plain_call
 from tf_memsaver.program.model_function import TracedProgram
 from tf_memsaver.program.opened import taken_over
-from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall
+from tf_memsaver.program.program import ModelProgram, Segmenter, TrainingCall, Wanted
+from tf_memsaver.program.signature import Given
 from tf_memsaver.program.single_call import Replayed
 from tf_memsaver.program.sublayer_calls import SublayerCalls
 
@@ -30,14 +31,19 @@ from tf_memsaver.program.sublayer_calls import SublayerCalls
 class SublayerProgram(TracedProgram):
     """The sublayers that a model's own ``call`` calls, and the code between them."""
 
-    def __init__(self, model: Any) -> None:
-        """Trace ``model``.
+    def __init__(self, model: Any, given: Given | None) -> None:
+        """Trace ``model``; called as ``fit`` does if nothing is given.
 
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.
         """
-        self._traced = SublayerCalls(model)
+        self._traced = SublayerCalls(model, given)
         super().__init__(model, self._traced)
+
+    @classmethod
+    def of(cls, model: Any, wanted: Wanted) -> Any:
+        """Return ``model``, called as is wanted, as a program."""
+        return cls(model, wanted.given)
 
     def seen_through(self, output: Any) -> list[Any]:
         """Return the logits of what a network's layer makes; those of other results the trace returns."""

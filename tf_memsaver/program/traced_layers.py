@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
+from tf_memsaver.compat.keras_training import losses_of
 from tf_memsaver.compat.tapes import could_possibly_record
 from tf_memsaver.program.layer_paths import LayerPaths
 from tf_memsaver.program.layer_program import is_network
@@ -21,7 +22,7 @@ class TracedLayer:
     """The call of a layer in the trace: its operations are those from ``start`` to ``stop`` of the graph.
 
     ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it. ``frozen`` are
-    the layer's variables that were not trainable then.
+    the layer's variables that were not trainable then, ``losses`` those that a model and what is in it have added.
     """
 
     layer: Any
@@ -33,6 +34,7 @@ class TracedLayer:
     training: bool | None = None
     is_taped: bool = False
     frozen: tuple[Any, ...] = ()
+    losses: tuple[Any, ...] = ()
     outputs: Any = None
     children: list[TracedLayer] = field(default_factory=list)
 
@@ -99,6 +101,7 @@ class Recorder:
         self._open.append(noted)
         try:
             noted.outputs = call(*args, **kwargs)
+            noted.losses = tuple(losses_of(layer) if isinstance(layer, keras.Model) else ())
             noted.frozen = tuple(variable for variable in layer.variables if not variable.trainable)
         finally:
             noted.stop = self._graph.num_operations()

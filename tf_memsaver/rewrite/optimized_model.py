@@ -28,6 +28,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_call import may_be_differentiated, plain_call
 from tf_memsaver.program.model_check import check_model
+from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.signature import (
     batch_to_json,
     inputs_to_json,
@@ -60,6 +61,7 @@ class PlanInPlace:
       trained: the variables that are trained, by their paths.
       layers: the model's layers, of which a Sequential model may get others; none once that was said.
       compiled: tells when the model was compiled whose call was traced (``keras_training.last_compiled``).
+      settings: what of the model decides what its call traces (``model_function.settings_of``).
     """
 
     plan: Plan
@@ -67,6 +69,7 @@ class PlanInPlace:
     trained: tuple[str, ...]
     layers: tuple[weakref.ref[Any], ...]
     compiled: weakref.ref[Any] | None
+    settings: Any
 
 
 @keras.saving.register_keras_serializable(package="tf_memsaver", name="OptimizedModel")
@@ -105,11 +108,12 @@ class OptimizedModel:
     def make_train_function(self, force: bool = False) -> Any:
         """Make what ``fit`` runs, as Keras does; say so if the plan is for a model of which more or less is trained.
 
-        Where it was compiled again, what layers read in Python may have changed: it is traced anew.
+        What layers read in Python may have changed, as far as can be seen, or where it was compiled again: it is traced
+        anew.
         """
-        in_place, compiled = self._memsaver, keras_training.last_compiled(self)
-        if compiled != in_place.compiled and hasattr(in_place.run, "renew"):
-            in_place.compiled = compiled
+        in_place, compiled, settings = self._memsaver, keras_training.last_compiled(self), settings_of(self)
+        if (compiled, settings) != (in_place.compiled, in_place.settings) and hasattr(in_place.run, "renew"):
+            in_place.compiled, in_place.settings = compiled, settings
             has_graph = keras_models.inner_functional(self) is not None
             in_place.run.renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
         if self._check_layers() and _trained(self) != in_place.trained:
@@ -234,6 +238,7 @@ def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> 
         trained=_trained(model),
         layers=tuple(map(weakref.ref, model.layers)),
         compiled=keras_training.last_compiled(optimized),
+        settings=settings_of(optimized),
     )
     _put_in_place(optimized, in_place)
     return optimized

@@ -1,0 +1,81 @@
+"""The programs of the networks that a step calls: one for all calls of a network with inputs of the same sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from tf_memsaver.compat import keras_models
+from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.program.model_call import is_constant
+from tf_memsaver.program.networks import HeardCall
+from tf_memsaver.program.program import ModelProgram, Wanted
+from tf_memsaver.program.signature import Given, note_inputs, usual_arguments, usual_call
+
+_KEEPS_FOR_OTHERS = "makes a tensor that code around it reads, and that its call does not return"
+
+_IN_SEVERAL_WAYS = "is not always called alike, and a plan of operations is for one kind of call"
+
+
+class NetworkPrograms:
+    """Makes the programs of networks, each when it is first asked for."""
+
+    def __init__(self, wanted: Wanted, heard: Sequence[HeardCall]) -> None:
+        """Take how networks are to be cut, and all calls that a step makes."""
+        self._wanted = wanted._replace(opened=_known(wanted.opened, [each.path for each in heard]))
+        self._heard = [each for each in heard if each.given is not None and not each.plain]
+        self._made: dict[str, ModelProgram] = {}
+
+    def of(self, heard: HeardCall) -> ModelProgram:
+        """Return the program of a network's call.
+
+        Raises:
+          UnsupportedModelError: it cannot be traced.
+        """
+        calls = [each for each in self._heard if each.layer is heard.layer]
+        if keras_models.inner_functional(heard.layer) is None:
+            if heard is calls[0]:
+                note_inputs(heard.layer, _given(heard).inputs)
+            calls = [each for each in calls if _given(each).inputs == _given(heard).inputs]
+        path = calls[0].path
+        if path not in self._made:
+            self._made[path] = self._program(path, calls)
+        return self._made[path]
+
+    def _program(self, path: str, calls: Sequence[HeardCall]) -> ModelProgram:
+        """Return the program for such calls, the first of which has this name."""
+        network, wanted, ways = calls[0].layer, self._wanted, [_given(each).arguments for each in calls]
+        given = _given(calls[0])
+        if keras_models.inner_functional(network) is not None:
+            given = usual_call(network)._replace(arguments=ways[0])
+        is_one_way = all(way == ways[0] for way in ways) and all(map(is_constant, ways[0].values()))
+        is_one_way = is_one_way and all(each.is_as_at_rest for each in calls)
+        keeps = any(each.keeps_for_others for each in calls)
+        if keeps and wanted.granularity == "op":
+            raise UnsupportedModelError(f"{_KEEPS_FOR_OTHERS}: only plans by layers (granularity='layer') run its code")
+        if wanted.granularity == "auto" and (keeps or not is_one_way):
+            reason = _KEEPS_FOR_OTHERS if keeps else _IN_SEVERAL_WAYS
+            return wanted.by_layers(network).noted(f"by layers in '{path}', since it {reason}")
+        if not is_one_way:
+            given = given._replace(arguments=usual_arguments(network))
+        opened = None if wanted.opened is None else _below(path, wanted.opened)
+        return wanted.of_call(network, wanted._replace(opened=opened, given=given, runs_in_graph=True))
+
+
+def _given(heard: HeardCall) -> Given:
+    assert heard.given is not None, "it is known what a network is called with"
+    return heard.given
+
+
+def _below(path: str, names: Iterable[str]) -> list[str]:
+    """Return those names that are of something inside what has a path, as they are there."""
+    return [name.removeprefix(f"{path}/") for name in names if name.startswith(f"{path}/")]
+
+
+def _known(opened: Collection[str] | None, paths: Sequence[str]) -> Collection[str] | None:
+    """Return the layers that a plan has opened, or None where a name is of no call of the step.
+
+    In another copy of the model, Keras may name networks otherwise: what pays there is what paid for its plan.
+    """
+    if opened is None or not all(any(_below(path, [name]) for path in paths) for name in opened):
+        return None
+    return opened
