@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.grappler import BIAS
-from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody
+from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody, with_all_below
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.grouping import assignments_last, grouped
 from tf_memsaver.program.layer_program import runs_layer_by_layer
@@ -69,7 +69,7 @@ class BlockCalls(ModelFunction):
         del slots
         calls = assignments_last(calls)
         (model_call,) = self._root.children
-        layers = list(_with_all_below(model_call))
+        layers = list(with_all_below(model_call))
         number_of = numbers_in(self._graph, layers, self.scope)
         owners = [layers[number_of(call.label) or 0] for call in calls]
         self.looks_up_again = _looks_up_again(calls, owners, resident)
@@ -107,12 +107,6 @@ def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resi
 
 _TAKEN_ALONG = PASSED_ON | {BIAS}
 """What stays with the product whose result it is given."""
-
-
-def _with_all_below(layer: TracedLayer) -> Iterator[TracedLayer]:
-    yield layer
-    for child in layer.children:
-        yield from _with_all_below(child)
 
 
 def _whole(layer: TracedLayer, opened: Collection[str]) -> Iterator[TracedLayer]:
@@ -160,7 +154,7 @@ class _Names:
     """Names groups of operations by the layers that they are part of; ``whole_of`` are those that stay whole."""
 
     def __init__(self, whole: Iterable[TracedLayer]) -> None:
-        self.whole_of = {id(below): layer for layer in whole for below in _with_all_below(layer)}
+        self.whole_of = {id(below): layer for layer in whole for below in with_all_below(layer)}
         self._seen: Counter[str] = Counter()
 
     def of(self, group: GroupCall, owner: TracedLayer) -> str:

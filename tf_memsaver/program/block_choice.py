@@ -7,7 +7,7 @@ values that its own gradients read: then a plan may keep the product and make th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import keras
 
@@ -34,23 +34,35 @@ class OperationsOfLayers:
 
     def opened(self, root: TracedLayer) -> Iterator[TracedLayer]:
         """Yield the calls below ``root`` that are worth being taken apart."""
+        looking = [layer for layer in with_all_below(root) if layer is not root and self._looks_up_its_own(layer)]
+        # One alone may be most of the model: to replay it as a whole would save nothing.
+        yield from self._opened(root, whole=looking if len(looking) > 1 else ())
+
+    def _opened(self, root: TracedLayer, whole: Collection[TracedLayer]) -> Iterator[TracedLayer]:
         for child in root.children:
-            if _gains_inside(list(self._of(child))) and not self._looks_up_its_own(child):
+            if child not in whole and _gains_inside(list(self._of(child))):
                 yield child
-                yield from self.opened(child)
+                yield from self._opened(child, whole)
 
     def _looks_up_its_own(self, layer: TracedLayer) -> bool:
         """Whether a layer, and none inside it, makes a tensor, looks rows of it up, and reads it otherwise, too.
 
-        The gradient of the rows is sparse and a term of a sum, which stays in a segment with all of its terms.
+        The gradient of the rows is sparse and a term of a sum, which stays in a segment with all of its terms. Cut
+        inside, the layer would keep these.
         """
         inside = set[int]().union(*(_looked_up(list(self._of(child))) for child in layer.children))
         return not _looked_up(list(self._of(layer))) <= inside
 
     def _of(self, layer: TracedLayer) -> Iterator[OpCall]:
-        yield from self._own.get(id(layer), ())
-        for child in layer.children:
-            yield from self._of(child)
+        for each in with_all_below(layer):
+            yield from self._own.get(id(each), ())
+
+
+def with_all_below(layer: TracedLayer) -> Iterator[TracedLayer]:
+    """Yield the call of a layer, and those that it makes, at whatever depth."""
+    yield layer
+    for child in layer.children:
+        yield from with_all_below(child)
 
 
 def is_of_somebody(layer: TracedLayer) -> bool:
