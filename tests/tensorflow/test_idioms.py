@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_memsaver
 from tools.shared.models.idioms import IDIOMS, LENGTH, WIDTH, Idiom
@@ -22,9 +23,22 @@ LEAST_SAVED = 0.3
 """Share of the plain step's memory."""
 
 
+class OwnStep(Idiom):
+    """A model of such blocks that says itself what a training step does."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            loss += sum(self.losses)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
 @pytest.mark.filterwarnings("ignore:(?s).*does not have a `build")  # Most people write none.
+@pytest.mark.parametrize("kind", [Idiom, OwnStep], ids=["fit", "step"])
 @pytest.mark.parametrize("way", IDIOMS)
-def test_a_way_of_writing_a_block_is_planned_and_trains_alike(way: str) -> None:
+def test_a_way_of_writing_a_block_is_planned_and_trains_alike(way: str, kind: Any) -> None:
     numbers = np.random.default_rng(0)
     x = numbers.standard_normal((2 * BATCH_SIZE + 3, LENGTH, WIDTH)).astype(np.float32)
     y = numbers.standard_normal((len(x), 1)).astype(np.float32)
@@ -32,7 +46,7 @@ def test_a_way_of_writing_a_block_is_planned_and_trains_alike(way: str) -> None:
     def fitted(optimizes: bool) -> tuple[Any, Any]:
         keras.backend.clear_session()  # Names count: graph optimisation sorts by them.
         keras.utils.set_random_seed(0)
-        model = Idiom(way)
+        model = kind(way)
         model.compile("adam", "mse", jit_compile=False)
         model(x[:1], training=True)
         if optimizes:
