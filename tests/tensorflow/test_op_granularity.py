@@ -413,6 +413,46 @@ def test_attributes_that_are_set_before_the_first_fit_count(granularity: str, bu
     assert trained(True, 2.0) == plain != trained(False, 0.5)
 
 
+class Noisy(ScaledModel):
+    """Draws random numbers without a seed of their own."""
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        for block in self.blocks:
+            x = x + keras.random.dropout(block(x + tf.random.normal(tf.shape(x), stddev=0.1)), 0.2)
+        return x
+
+
+class NoisyStep(Noisy):
+    """Draws them in a step of its own."""
+
+    train_step = ScaledStep.train_step
+
+
+@pytest.mark.parametrize("kind", [Noisy, NoisyStep])
+@pytest.mark.parametrize("granularity", ["op", "auto"])
+def test_a_seed_that_is_set_before_the_first_fit_counts(
+    granularity: str, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = np.random.default_rng(0).random((8, 6), "float32")
+
+    def trained(is_optimized: bool, seed: int) -> list[bytes]:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        model = kind()
+        model(x)
+        model.compile("sgd", "mse", jit_compile=False)
+        if is_optimized:
+            model = tf_memsaver.optimize(model, data=(x, x), granularity=granularity, strategy="recompute_all")
+            assert model.memsaver_plan.recomputed
+        keras.utils.set_random_seed(seed)
+        model.fit(x, x, epochs=3, verbose=0)
+        return [np.array(variable).tobytes() for variable in model.variables]
+
+    plain = trained(False, 1)
+    assert trained(True, 1) == plain != trained(False, 2)
+    assert "last bits" not in caplog.text
+
+
 class Mean(layers.Layer):
     """Divides by the sizes of its input: constants of a trace that knows them."""
 

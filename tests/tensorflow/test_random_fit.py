@@ -89,6 +89,49 @@ def test_random_models_fit_alike(seed: int) -> None:
             )
 
 
+def _gets_a_step_of_its_own(model: Any, calls: int) -> None:
+    """Give a model a ``train_step`` that calls it with the batch, and up to once more with a part of it."""
+
+    class OwnStep(type(model)):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                made = self(x, training=True)
+                loss = self.compute_loss(x, y, made)
+                if calls == 2:
+                    again = self(tf.nest.map_structure(lambda each: 0.5 * each[:1], x), training=True)
+                    loss += 0.1 * tf.reduce_mean(tf.cast(made[:1] - again, loss.dtype) ** 2)
+                loss = self.optimizer.scale_loss(loss)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    model.__class__ = OwnStep
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("seed", range(_MANY) if _MANY else _USUAL)
+def test_random_models_with_a_step_of_their_own_fit_alike(seed: int, calls: int) -> None:
+    case = random_fit_case(seed)
+    _gets_a_step_of_its_own(case.model, calls)
+    plain = fitted(case, case.model)
+    if differing(plain, fitted(case, case.model)):
+        pytest.skip("the plain model differs from itself")
+    for granularity, strategy in itertools.product(("auto", "op"), ("recompute_all", "auto")):
+        made = tf_memsaver.optimize(
+            case.model,
+            data=(case.x, case.y),
+            batch_size=case.batch_size,
+            granularity=granularity,
+            strategy=strategy,
+            max_overhead=100.0,
+        )
+        wrong = differing(plain, fitted(case, made))
+        assert not wrong, (
+            f"{case.description}, {granularity} {strategy}: {len(wrong)} of {len(plain)} differ, {wrong[0]}"
+        )
+
+
 @pytest.mark.parametrize(
     ("seed", "how"),
     [

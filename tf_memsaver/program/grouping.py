@@ -115,6 +115,10 @@ def _makes_large(call: OpCall) -> bool:
     return any(size is None or size >= LARGE_ELEMENTS for size in sizes)
 
 
+_NOT_DESCRIBED = ("seed", "seed2", "shared_name", "value")
+"""Attributes that may differ where a plan is as good."""
+
+
 class _Signatures:
     """Describes operations without names: type, attributes, and where the inputs come from."""
 
@@ -129,7 +133,7 @@ class _Signatures:
             attributes = sorted(
                 (key, str(value))
                 for key, value in call.operation.attributes.items()
-                if not key.startswith("_") and not functions_in(value) and key not in ("value", "shared_name")
+                if not key.startswith("_") and not functions_in(value) and key not in _NOT_DESCRIBED
             )
             digest = hashlib.sha256(repr(attributes).encode()).hexdigest()[:8]
             reads = " ".join(self._producer.get(slot, f"in{slot}") for slot in call.reads)

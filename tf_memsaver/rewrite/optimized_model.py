@@ -21,6 +21,7 @@ import keras
 from absl import logging
 
 from tf_memsaver.compat import keras_calls, keras_copies, keras_models, keras_training
+from tf_memsaver.compat.seeds import seeds_in_force
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.options import refused
 from tf_memsaver.plan.layers import recomputed_runs
@@ -61,7 +62,7 @@ class PlanInPlace:
       trained: the variables that are trained, by their paths.
       layers: the model's layers, of which a Sequential model may get others; none once that was said.
       compiled: tells when the model was compiled whose call was traced (``keras_training.last_compiled``).
-      settings: what of the model decides what its call traces (``model_function.settings_of``).
+      settings: what else decides what its call traces.
     """
 
     plan: Plan
@@ -108,10 +109,10 @@ class OptimizedModel:
     def make_train_function(self, force: bool = False) -> Any:
         """Make what ``fit`` runs, as Keras does; say so if the plan is for a model of which more or less is trained.
 
-        What layers read in Python may have changed, as far as can be seen, or where it was compiled again: it is traced
-        anew.
+        Where what layers read in Python was seen to change, or it was compiled again, or other seeds were set, it is
+        traced anew.
         """
-        in_place, compiled, settings = self._memsaver, keras_training.last_compiled(self), settings_of(self)
+        in_place, compiled, settings = self._memsaver, keras_training.last_compiled(self), _settings(self)
         if (compiled, settings) != (in_place.compiled, in_place.settings) and hasattr(in_place.run, "renew"):
             in_place.compiled, in_place.settings = compiled, settings
             has_graph = keras_models.inner_functional(self) is not None
@@ -238,7 +239,7 @@ def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> 
         trained=_trained(model),
         layers=tuple(map(weakref.ref, model.layers)),
         compiled=keras_training.last_compiled(optimized),
-        settings=settings_of(optimized),
+        settings=_settings(optimized),
     )
     _put_in_place(optimized, in_place)
     return optimized
@@ -247,6 +248,10 @@ def _with_plan(plan: Plan, model: Any, method: str, run: Callable[..., Any]) -> 
 def _put_in_place(optimized: Any, in_place: PlanInPlace) -> None:
     """Give an optimized model its plan, where Keras neither tracks nor saves it."""
     object.__setattr__(optimized, "_memsaver", in_place)
+
+
+def _settings(model: Any) -> Any:
+    return settings_of(model), seeds_in_force()
 
 
 def _trained(model: Any) -> tuple[str, ...]:
