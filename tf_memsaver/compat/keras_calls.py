@@ -50,6 +50,20 @@ def training_of_call() -> bool | None:
     return getattr(context, "training", None)
 
 
+@contextlib.contextmanager
+def outside_of_name_scopes() -> Iterator[None]:
+    """Let layers open the name scopes that they open at the top (global attribute ``name_scope_stack``).
+
+    A layer that is called while it is called opens none: Keras has its scope on the stack.
+    """
+    outer = global_state.get_global_attribute("name_scope_stack")
+    global_state.set_global_attribute("name_scope_stack", [])
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("name_scope_stack", outer)
+
+
 class Environment:
     """What a layer call inherits from its surroundings: call-context arguments and the autocast dtype."""
 

@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from tf_memsaver.compat import keras_models
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.model_call import is_constant
-from tf_memsaver.program.networks import HeardCall
+from tf_memsaver.program.networks import TWICE, HeardCall
 from tf_memsaver.program.program import ModelProgram, Wanted
 from tf_memsaver.program.signature import Given, note_inputs, usual_arguments, usual_call
+
+_TWICE_ELSEWHERE = "is differentiated twice in another call"
 
 _KEEPS_FOR_OTHERS = "makes a tensor that code around it reads, and that its call does not return"
 
@@ -23,6 +25,7 @@ class NetworkPrograms:
         """Take how networks are to be cut, and all calls that a step makes."""
         self._wanted = wanted._replace(opened=_known(wanted.opened, [each.path for each in heard]))
         self._heard = [each for each in heard if each.given is not None and not each.plain]
+        self._twice = {id(each.layer) for each in heard if each.plain == TWICE}
         self._made: dict[str, ModelProgram] = {}
 
     def of(self, heard: HeardCall) -> ModelProgram:
@@ -52,8 +55,9 @@ class NetworkPrograms:
         keeps = any(each.keeps_for_others for each in calls)
         if keeps and wanted.granularity == "op":
             raise UnsupportedModelError(f"{_KEEPS_FOR_OTHERS}: only plans by layers (granularity='layer') run its code")
-        if wanted.granularity == "auto" and (keeps or not is_one_way):
-            reason = _KEEPS_FOR_OTHERS if keeps else _IN_SEVERAL_WAYS
+        is_twice = id(network) in self._twice
+        if wanted.granularity == "auto" and (keeps or is_twice or not is_one_way):
+            reason = _KEEPS_FOR_OTHERS if keeps else _TWICE_ELSEWHERE if is_twice else _IN_SEVERAL_WAYS
             return wanted.by_layers(network).noted(f"by layers in '{path}', since it {reason}")
         if not is_one_way:
             given = given._replace(arguments=usual_arguments(network))

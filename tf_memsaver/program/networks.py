@@ -31,6 +31,8 @@ from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_
 NO_GRADIENT = "no gradient is taken through it"
 """Why a call is not planned for that keeps no activations, either."""
 
+TWICE = "a gradient is taken of its gradient"
+
 _SOURCE_INSIDE = "a gradient is taken with respect to a tensor inside it, which it does not return"
 
 _FROZEN_IN_CALL = "its weights are not trainable while it is called, but trained: set trainable before the call"
@@ -179,13 +181,14 @@ def _given(call: TracedLayer) -> Given | None:
     """Return how a network is called; None if its first argument is no tensor of known rank, or another one is."""
     named = keras_calls.accepted_arguments(call.layer, call.kwargs)
     inputs, others = inputs_and_others(call.layer, call.args, named)
-    training = arguments_of(call.layer, call.args, named).get("training")
+    training = arguments_of(call.layer, call.args, named).get("training", call.kwargs.get("training"))
     if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None for leaf in keras.tree.flatten(inputs)):
         return None
     if any(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten([*others.values(), training])):
         return None
     training = call.training if training is None else training
-    if training is not None and keras_training.takes_training(call.layer):
+    if training is not None:
+        # A network that takes none passes it on to its layers.
         others = {"training": training, **others}
     return Given(keras.tree.map_structure(with_free_batch, inputs), others)
 
@@ -211,7 +214,7 @@ def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNote
         if place not in through:
             return NO_GRADIENT
         if any(notes.taken[number].nested for number in through[place]):
-            return "a gradient is taken of its gradient"
+            return TWICE
         made = {id(tensor) for operation in operations[call.start : call.stop] for tensor in operation.outputs}
         if made & all_asked_for - set(map(id, call.returned)):
             return _SOURCE_INSIDE

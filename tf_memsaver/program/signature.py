@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_memsaver.compat import keras_models, keras_training
+from tf_memsaver.compat import keras_calls, keras_models, keras_training
 from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
@@ -270,7 +270,7 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
     """
     keras_training.clear_losses(model)
     try:
-        with tf.init_scope(), gradients_end_with_graphs():
+        with tf.init_scope(), keras_calls.outside_of_name_scopes(), gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
     except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
         raise UnsupportedModelError(
