@@ -72,8 +72,10 @@ def is_of_somebody(layer: TracedLayer) -> bool:
 
 def _looked_up(calls: Sequence[OpCall]) -> set[int]:
     """Return the slots of floats that operations make, look rows up in, and read otherwise, too."""
-    made = {slot for call in calls for slot in call.differentiable}
     looked_up = {call.inputs[0] for call in calls if call.looks_rows_up}
+    if not looked_up:
+        return set()
+    made = {slot for call in calls for slot in call.differentiable}
     readers = Counter(
         slot for call in calls if call.operation.type not in rules.METADATA_READERS for slot in set(call.reads)
     )
