@@ -453,6 +453,40 @@ def test_a_seed_that_is_set_before_the_first_fit_counts(
     assert "last bits" not in caplog.text
 
 
+class DrawsBefore(Noisy):
+    """Draws in its step before it calls itself, and calls itself twice."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            first, second = (self(x + tf.random.normal(tf.shape(x)), training=True) for _ in range(2))
+            loss = tf.reduce_mean((first - y) ** 2) + tf.reduce_mean((first - second) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_a_network_that_draws_after_others_in_the_step_is_planned_by_layers() -> None:
+    # TensorFlow numbers random operations in each graph: a trace of the network alone begins with number 0.
+    x = np.random.default_rng(0).random((8, 6), "float32")
+
+    def trained(is_optimized: bool) -> list[bytes]:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        model = DrawsBefore()
+        model(x)
+        model.compile("sgd", "mse", jit_compile=False)
+        if is_optimized:
+            with pytest.raises(UnsupportedModelError, match="draws random numbers without a seed, after others"):
+                tf_memsaver.optimize(model, data=(x, x), granularity="op")
+            model = tf_memsaver.optimize(model, data=(x, x), strategy="recompute_all")
+            assert "draws random numbers without a seed" in model.memsaver_plan.note
+        keras.utils.set_random_seed(1)
+        model.fit(x, x, epochs=3, verbose=0)
+        return [np.array(variable).tobytes() for variable in model.variables]
+
+    assert trained(True) == trained(False)
+
+
 class Mean(layers.Layer):
     """Divides by the sizes of its input: constants of a trace that knows them."""
 

@@ -855,6 +855,35 @@ def test_networks_are_planned_for_as_the_step_calls_them(
     assert "last bits" not in caplog.text
 
 
+class Weighted(OwnCallIn):
+    """Takes an array beside its input."""
+
+    def call(self, x: Any, scale: Any = 1.0, training: Any = None) -> Any:
+        return super().call(x) * scale
+
+
+class WithArrays(Trained):
+    def loss_of(self, x: Any) -> Any:
+        made = [self.net(sequences(x), scale=each * np.ones(WIDTH, np.float32), training=True) for each in (1, 2)]
+        return tf.reduce_mean(made[0] * made[1])
+
+
+def test_a_network_that_is_given_arrays_is_planned_by_layers() -> None:
+    model = compiled(WithArrays(net=Weighted()))
+    optimized = tf_memsaver.optimize(model, data=data(), strategy="recompute_all")
+    assert "since it is given something that is no number, text or flag" in optimized.memsaver_plan.note
+    found = tf_memsaver.verify(model, optimized, data=data(), steps=3)
+    assert found.identical and optimized.memsaver_plan.recomputed
+
+
+def test_a_network_that_was_built_with_a_small_batch_is_planned_for_a_larger_one() -> None:
+    big = np.zeros((2048, WIDTH), np.float32)
+    model = Siamese(network=keras.Sequential([OwnCall() for _ in range(3)]))
+    model.network(big[:1])
+    plan = tf_memsaver.search_plan(compiled(model), data=(big,), batch_size=2048, strategy="min_peak")
+    assert plan.peak_bytes < 0.8 * plan.plain_peak_bytes
+
+
 class ReadsWhatIsKept(Trained):
     def loss_of(self, x: Any) -> Any:
         return tf.reduce_mean(self.net(sequences(x), training=True) ** 2) + tf.reduce_mean(self.net.kept)

@@ -6,7 +6,9 @@ Read from Keras 3.12 to 3.15: ``models/functional.py`` and ``sequential.py``, ``
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -77,15 +79,26 @@ def all_layers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers())
 
 
-def python_values(layer: Any) -> tuple[tuple[str, Any], ...]:
+def python_values(layer: Any) -> dict[str, Any]:
     """Return the numbers, texts and flags that a layer has as attributes, beside those that Keras gives every layer."""
     found = ((name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str)))
-    return tuple(sorted(each for each in found if each[0] not in _names_in_every_layer()))
+    return {name: value for name, value in found if name not in _names_in_every_layer()}
+
+
+@contextlib.contextmanager
+def python_values_put_back(model: Any) -> Iterator[None]:
+    """Put back what the layers of a model, as far as they are built, change of such attributes: a counter of calls."""
+    before = [(layer, python_values(layer)) for layer in all_layers(model) if layer.built]
+    try:
+        yield
+    finally:
+        for layer, values in before:
+            vars(layer).update({name: value for name, value in values.items() if vars(layer).get(name) is not value})
 
 
 @functools.cache
 def _names_in_every_layer() -> frozenset[str]:
-    # Layers with names of their own, so that Keras counts none. The last name is a checkpoint's (``Trackable``).
+    # Named, so that Keras's counters of names stay as they are. The last attribute is a checkpoint's (``Trackable``).
     layers = keras.layers.Layer(name="layer"), keras.Model(name="model")
     return frozenset({name for layer in layers for name in vars(layer)} | {"_self_update_uid"})
 

@@ -5,6 +5,7 @@ Read from Keras 3.12 to 3.15: ``utils/rng_utils.py``, ``random/seed_generator.py
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from keras.src.backend.common import global_state
@@ -13,4 +14,5 @@ from tensorflow.python.eager import context
 
 def seeds_in_force() -> tuple[Any, ...]:
     """Return what ``tf.random.set_seed`` and ``keras.utils.set_random_seed`` change; equal to what is the same."""
-    return context.global_seed(), global_state.get_global_attribute("global_seed_generator")
+    generator = global_state.get_global_attribute("global_seed_generator")
+    return context.global_seed(), generator and weakref.ref(generator)

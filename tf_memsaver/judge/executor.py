@@ -24,7 +24,10 @@ _ARGUMENT = ScheduledOp(op=-1, replay=False, touches=(), allocates=(), overwrite
 
 
 class Dependencies:
-    """What each step of a schedule waits for, and what waits for it; behind them are ``arguments`` that are ready."""
+    """What each step of a schedule waits for, and what waits for it.
+
+    Behind the steps stand ``arguments`` that take no memory and wait for nothing (see ``_shared_weights``).
+    """
 
     def __init__(self, steps: Sequence[ScheduledOp], graph: Graph, outlive: Iterable[int]) -> None:
         """Read them off, by data and by the ops' ``after``; the steps replay nothing, and some buffers outlive them."""

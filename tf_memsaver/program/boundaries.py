@@ -84,5 +84,14 @@ class Boundaries:
         returned |= {id(keras_training.get_logits(output)) for output in keras.tree.flatten(network.outputs)}
         return not returned.issuperset(self._read_elsewhere(network))
 
+    def draws_after_others(self, network: TracedLayer) -> bool:
+        """Whether a network's call runs random operations that TensorFlow numbers in the step, and others come before.
+
+        In a trace of its own, the network would begin with number 0, and draw other numbers.
+        """
+        drawing = [place for place, operation in enumerate(self._operations) if "seed2" in operation.node_def.attr]
+        inside = [place for place in drawing if network.start <= place < network.stop]
+        return bool(inside) and drawing[0] < network.start
+
     def _is_known(self, tensor: Any) -> bool:
         return tensor.dtype == tf.resource or id(tensor) in self._captured or tensor.op.type in _READ_ANYWHERE

@@ -165,9 +165,10 @@ def _spec(tensor: Any, cast: str | None) -> tf.TensorSpec:
 def settings_of(model: Any) -> Any:
     """Return what of a model decides what its call traces, and may change later: flags, and what layers read in Python.
 
-    That is as much as can be compared: numbers, texts and flags.
+    Of the latter only numbers, texts and flags are compared.
     """
-    return trainable_in(model), tuple(map(keras_models.python_values, keras_models.all_layers(model)))
+    values = map(keras_models.python_values, keras_models.all_layers(model))
+    return trainable_in(model), tuple(tuple((n, type(v), v) for n, v in sorted(each.items())) for each in values)
 
 
 def trainable_in(model: Any) -> tuple[bool, ...]:

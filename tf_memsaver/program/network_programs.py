@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
 
 from tf_memsaver.compat import keras_models
 from tf_memsaver.errors import UnsupportedModelError
@@ -16,6 +20,10 @@ _TWICE_ELSEWHERE = "is differentiated twice in another call"
 _KEEPS_FOR_OTHERS = "makes a tensor that code around it reads, and that its call does not return"
 
 _IN_SEVERAL_WAYS = "is not always called alike, and a plan of operations is for one kind of call"
+
+_BY_OBJECTS = "is given something that is no number, text or flag, and a plan of operations is for one value"
+
+_DRAWS = "draws random numbers without a seed, after others in the step"
 
 
 class NetworkPrograms:
@@ -49,20 +57,37 @@ class NetworkPrograms:
         network, wanted, ways = calls[0].layer, self._wanted, [_given(each).arguments for each in calls]
         given = _given(calls[0])
         if keras_models.inner_functional(network) is not None:
-            given = usual_call(network)._replace(arguments=ways[0])
-        is_one_way = all(way == ways[0] for way in ways) and all(map(is_constant, ways[0].values()))
-        is_one_way = is_one_way and all(each.is_as_at_rest for each in calls)
-        keeps = any(each.keeps_for_others for each in calls)
-        if keeps and wanted.granularity == "op":
-            raise UnsupportedModelError(f"{_KEEPS_FOR_OTHERS}: only plans by layers (granularity='layer') run its code")
-        is_twice = id(network) in self._twice
-        if wanted.granularity == "auto" and (keeps or is_twice or not is_one_way):
-            reason = _KEEPS_FOR_OTHERS if keeps else _TWICE_ELSEWHERE if is_twice else _IN_SEVERAL_WAYS
-            return wanted.by_layers(network).noted(f"by layers in '{path}', since it {reason}")
+            given = given._replace(inputs=_with_free_batch(network))
+        has_constants = all(is_constant(value) for way in ways for value in way.values())
+        is_one_way = has_constants and all(way == ways[0] for way in ways)
         if not is_one_way:
             given = given._replace(arguments=usual_arguments(network))
+        wanted = wanted._replace(given=given, runs_in_graph=True)
+        refused = {
+            _KEEPS_FOR_OTHERS: any(each.keeps_for_others for each in calls),
+            _DRAWS: any(each.draws_after_others for each in calls),
+        }
+        unsuited = {
+            _TWICE_ELSEWHERE: id(network) in self._twice,
+            _BY_OBJECTS: not has_constants,
+            _IN_SEVERAL_WAYS: not is_one_way or not all(each.is_as_at_rest for each in calls),
+        }
+        reasons = {"auto": refused | unsuited, "op": refused}.get(wanted.granularity, {})
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        if reason is not None and wanted.granularity == "op":
+            raise UnsupportedModelError(f"{reason}: only plans by layers (granularity='layer') run its code")
+        if reason is not None:
+            return wanted.by_layers(network).noted(f"by layers in '{path}', since it {reason}")
         opened = None if wanted.opened is None else _below(path, wanted.opened)
-        return wanted.of_call(network, wanted._replace(opened=opened, given=given, runs_in_graph=True))
+        return wanted.of_call(network, wanted._replace(opened=opened))
+
+
+def _with_free_batch(network: Any) -> Any:
+    """Return the specs of a Functional network's inputs: one that was built by a call knows the batch of that call."""
+    inputs = usual_call(network).inputs
+    if any(getattr(layer, "stateful", False) for layer in keras_models.all_layers(network)):
+        return inputs
+    return keras.tree.map_structure(lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype, name=t.name), inputs)
 
 
 def _given(heard: HeardCall) -> Given:

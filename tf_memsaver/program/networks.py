@@ -43,11 +43,12 @@ _FROZEN_IN_CALL = "its weights are not trainable while it is called, but trained
 class HeardCall:
     """A call that a ``train_step`` makes of a layer: its name, such as ``decoder#2``, and what it is called with.
 
-    ``given`` is known of a network's call. ``closed`` is the program of a call that is replayed as a whole. ``plain``
-    says why it cannot be planned for, or is empty. ``is_recorded`` tells that a gradient may be taken of it, as far as
-    can be seen while it is made; ``is_taken_apart`` that what it calls is listed, too. ``frozen`` are the variables
-    that are not trainable then; ``keeps_for_others`` tells that code around a network's call reads what it does not
-    return.
+    ``given`` is how a network is called; None for other layers, and for calls that no trace stands for. ``closed`` is
+    the program of a call that is replayed as a whole. ``plain`` says why it cannot be planned for, or is empty.
+    ``is_recorded`` tells that a gradient may be taken of it, as far as can be seen while it is made; ``is_taken_apart``
+    that what it calls is listed, too. ``frozen`` are the variables that are not trainable then; ``keeps_for_others``
+    tells that code around a network's call reads what it does not return; ``draws_after_others`` that it draws random
+    numbers without a seed, and the step has drawn some before.
     """
 
     layer: Any
@@ -59,12 +60,21 @@ class HeardCall:
     is_taken_apart: bool = False
     frozen: tuple[Any, ...]
     keeps_for_others: bool
+    draws_after_others: bool
 
     @classmethod
     def of(cls, call: TracedLayer, boundaries: Boundaries, given: Given | None, **fields: Any) -> HeardCall:
         """Return what of a traced call is kept; ``given`` is how it is called if it is a network's."""
-        keeps = given is not None and boundaries.keeps_for_others(call)
-        return cls(layer=call.layer, path=call.path, given=given, frozen=call.frozen, keeps_for_others=keeps, **fields)
+        is_network = given is not None
+        return cls(
+            layer=call.layer,
+            path=call.path,
+            given=given,
+            frozen=call.frozen,
+            keeps_for_others=is_network and boundaries.keeps_for_others(call),
+            draws_after_others=is_network and boundaries.draws_after_others(call),
+            **fields,
+        )
 
     @property
     def is_as_at_rest(self) -> bool:

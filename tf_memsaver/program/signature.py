@@ -270,7 +270,8 @@ def trace_call(model: Any, function: Any, specs: Sequence[tf.TensorSpec]) -> Any
     """
     keras_training.clear_losses(model)
     try:
-        with tf.init_scope(), keras_calls.outside_of_name_scopes(), gradients_end_with_graphs():
+        left_alone = keras_models.python_values_put_back(model)
+        with tf.init_scope(), keras_calls.outside_of_name_scopes(), left_alone, gradients_end_with_graphs():
             return tf.function(function, autograph=False).get_concrete_function(*specs)
     except (TypeError, ValueError, tf.errors.OperatorNotAllowedInGraphError) as error:
         raise UnsupportedModelError(

@@ -7,6 +7,7 @@ replaced where networks and layers hang.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,7 +62,8 @@ class StepProgram(TrainingProgram):
         self.model = model
         specs = trained_on(model)
         assert specs is not None, "a step is traced on data"
-        by_layers_since = self.by_layers_since(model) if wanted.granularity == "auto" else ""
+        is_free = wanted.granularity == "auto" and wanted.opened is None
+        by_layers_since = self.by_layers_since(model) if is_free else ""
         if by_layers_since:
             wanted = wanted._replace(granularity="layer")
         self._granularity = wanted.granularity
@@ -100,9 +102,13 @@ class StepProgram(TrainingProgram):
 
             return once(model, key, lambda: cls(model, wanted._replace(opened=opened)))
 
-        chosen = heard(None)
-        if wanted.opened is None or chosen.sequence.opened == tuple(wanted.opened):
-            return chosen
+        if wanted.opened is None:
+            return heard(None)
+        with contextlib.suppress(UnsupportedModelError):
+            # In another copy of the model networks may have other names, and each other's.
+            chosen = heard(None)
+            if len(chosen.sequence.opened) == len(wanted.opened):
+                return chosen
         return heard(tuple(wanted.opened))
 
     @staticmethod
