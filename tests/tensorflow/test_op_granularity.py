@@ -422,6 +422,16 @@ class Noisy(ScaledModel):
         return x
 
 
+def noisy(kind: Any, x: Any) -> Any:
+    """Return such a model, compiled, as if it were the first of the process: names count."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    model = kind()
+    model(x)
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
 class NoisyStep(Noisy):
     """Draws them in a step of its own."""
 
@@ -436,11 +446,7 @@ def test_a_seed_that_is_set_before_the_first_fit_counts(
     x = np.random.default_rng(0).random((8, 6), "float32")
 
     def trained(is_optimized: bool, seed: int) -> list[bytes]:
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(0)
-        model = kind()
-        model(x)
-        model.compile("sgd", "mse", jit_compile=False)
+        model = noisy(kind, x)
         if is_optimized:
             model = tf_memsaver.optimize(model, data=(x, x), granularity=granularity, strategy="recompute_all")
             assert model.memsaver_plan.recomputed
@@ -470,11 +476,7 @@ def test_a_network_that_draws_after_others_in_the_step_is_planned_by_layers() ->
     x = np.random.default_rng(0).random((8, 6), "float32")
 
     def trained(is_optimized: bool) -> list[bytes]:
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(0)
-        model = DrawsBefore()
-        model(x)
-        model.compile("sgd", "mse", jit_compile=False)
+        model = noisy(DrawsBefore, x)
         if is_optimized:
             with pytest.raises(UnsupportedModelError, match="draws random numbers without a seed, after others"):
                 tf_memsaver.optimize(model, data=(x, x), granularity="op")

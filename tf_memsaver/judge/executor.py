@@ -43,6 +43,7 @@ class Dependencies:
         self.waits = [len(before) for before in waits]
         """How many steps each step waits for."""
         self.arguments = len(weights)
+        """How many made-up steps follow the real ones."""
         first_use = [*range(len(steps)), *(readers[0] for readers in weights)]
         self.ready = sorted((p for p, before in enumerate(waits) if not before), key=lambda p: (first_use[p], -p))
         """The steps that wait for nothing, in order."""

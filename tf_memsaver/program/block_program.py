@@ -43,7 +43,7 @@ class BlockProgram(OperationProgram):
         if wanted.opened is None:
             if calls_only_keras(model):
                 return wanted.by_layers(model)
-            reason = "" if wanted.runs_in_graph else _not_by_operations(model)
+            reason = _not_by_operations(model) if wanted.given is None else ""
             if reason:
                 return wanted.by_layers(model).noted(f"by layers alone, since {reason}")
         elif not wanted.opened:

@@ -53,6 +53,9 @@ class Boundaries:
         ranges = [range(each.start, each.stop) for each in notes.taken]
         ranges += [range(each.start, each.stop) for each in notes.operations]
         backward = {place for each in ranges for place in each}
+        of_kind = {operation.type: operation for operation in self._operations}
+        numbered = {kind for kind, one in of_kind.items() if any(attr.name == "seed2" for attr in one.op_def.attr)}
+        self._drawing = [place for place, operation in enumerate(self._operations) if operation.type in numbered]
         self._readers: dict[int, list[int]] = {}
         for place, operation in enumerate(self._operations):
             if place not in backward and operation.type not in rules.METADATA_READERS:
@@ -64,15 +67,14 @@ class Boundaries:
         operations, made = self._operations[call.start : call.stop], self._made(call)
         read = {id(tensor): tensor for operation in operations for tensor in operation.inputs if id(tensor) not in made}
         reads = [key for key, tensor in read.items() if not self._is_known(tensor)]
-        return reason_against_replay(call, reads, self._read_elsewhere(call), id)
+        return reason_against_replay(call, reads, self._read_elsewhere(call, made), id)
 
     def _made(self, call: TracedLayer) -> set[int]:
         operations = self._operations[call.start : call.stop]
         return {id(tensor) for operation in operations for tensor in operation.outputs} - self._captured
 
-    def _read_elsewhere(self, call: TracedLayer) -> list[int]:
+    def _read_elsewhere(self, call: TracedLayer, made: Iterable[int]) -> list[int]:
         inside = range(call.start, call.stop)
-        made = self._made(call)
         return [key for key in made if any(place not in inside for place in self._readers.get(key, ()))]
 
     def keeps_for_others(self, network: TracedLayer) -> bool:
@@ -82,16 +84,15 @@ class Boundaries:
         """
         returned = {id(tensor) for tensor in (*network.returned, *network.losses)}
         returned |= {id(keras_training.get_logits(output)) for output in keras.tree.flatten(network.outputs)}
-        return not returned.issuperset(self._read_elsewhere(network))
+        return not returned.issuperset(self._read_elsewhere(network, self._made(network)))
 
     def draws_after_others(self, network: TracedLayer) -> bool:
         """Whether a network's call runs random operations that TensorFlow numbers in the step, and others come before.
 
         In a trace of its own, the network would begin with number 0, and draw other numbers.
         """
-        drawing = [place for place, operation in enumerate(self._operations) if "seed2" in operation.node_def.attr]
-        inside = [place for place in drawing if network.start <= place < network.stop]
-        return bool(inside) and drawing[0] < network.start
+        inside = any(network.start <= place < network.stop for place in self._drawing)
+        return inside and self._drawing[0] < network.start
 
     def _is_known(self, tensor: Any) -> bool:
         return tensor.dtype == tf.resource or id(tensor) in self._captured or tensor.op.type in _READ_ANYWHERE

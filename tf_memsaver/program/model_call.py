@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -34,16 +34,23 @@ def arguments_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return named
 
 
-def inputs_and_others(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what a model is called with: its first argument, and by name the others that are not None.
+class CallArguments(NamedTuple):
+    """What a model is called with: its first argument, ``training``, and by name the others that are not None.
 
-    ``training`` is left out: where nobody gives it, the call has it from what is around.
+    Where nobody gives ``training``, it is None, and the call has it from what is around.
     """
-    (_, inputs), *others = arguments_of(model, args, kwargs).items()
-    # Keras gives a model of several inputs a list of their masks, though none has one.
-    given = {name: value for name, value in others if any(leaf is not None for leaf in keras.tree.flatten(value))}
-    given.pop("training", None)
-    return inputs, given
+
+    inputs: Any
+    training: Any
+    others: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
+        """Return the arguments of a model's own ``call``."""
+        (_, inputs), *others = arguments_of(model, args, kwargs).items()
+        # Keras gives a model of several inputs a list of their masks, though none has one.
+        given = {name: value for name, value in others if any(leaf is not None for leaf in keras.tree.flatten(value))}
+        return cls(inputs, given.pop("training", None), given)
 
 
 def is_constant(value: Any) -> bool:

@@ -62,7 +62,7 @@ class NetworkPrograms:
         is_one_way = has_constants and all(way == ways[0] for way in ways)
         if not is_one_way:
             given = given._replace(arguments=usual_arguments(network))
-        wanted = wanted._replace(given=given, runs_in_graph=True)
+        wanted = wanted._replace(given=given)
         refused = {
             _KEEPS_FOR_OTHERS: any(each.keeps_for_others for each in calls),
             _DRAWS: any(each.draws_after_others for each in calls),

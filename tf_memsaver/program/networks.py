@@ -22,7 +22,7 @@ from tf_memsaver.program.batch import with_free_batch
 from tf_memsaver.program.boundaries import Boundaries
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_program import is_network
-from tf_memsaver.program.model_call import arguments_of, inputs_and_others
+from tf_memsaver.program.model_call import CallArguments
 from tf_memsaver.program.signature import Given
 from tf_memsaver.program.single_call import CallProgram
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
@@ -190,17 +190,16 @@ def _is_callable_network(layer: Any) -> bool:
 def _given(call: TracedLayer) -> Given | None:
     """Return how a network is called; None if its first argument is no tensor of known rank, or another one is."""
     named = keras_calls.accepted_arguments(call.layer, call.kwargs)
-    inputs, others = inputs_and_others(call.layer, call.args, named)
-    training = arguments_of(call.layer, call.args, named).get("training", call.kwargs.get("training"))
+    inputs, training, others = CallArguments.of(call.layer, call.args, named)
+    # A network that takes no ``training`` passes it on to its layers.
+    training = call.kwargs.get("training") if training is None else training
     if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None for leaf in keras.tree.flatten(inputs)):
         return None
     if any(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten([*others.values(), training])):
         return None
     training = call.training if training is None else training
-    if training is not None:
-        # A network that takes none passes it on to its layers.
-        others = {"training": training, **others}
-    return Given(keras.tree.map_structure(with_free_batch, inputs), others)
+    arguments = others if training is None else {"training": training, **others}
+    return Given(keras.tree.map_structure(with_free_batch, inputs), arguments)
 
 
 def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNotes) -> list[str]:

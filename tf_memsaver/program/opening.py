@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_memsaver.compat import keras_calls, keras_training
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.layer_program import LayerProgram
-from tf_memsaver.program.model_call import arguments_of
+from tf_memsaver.program.model_call import CallArguments
 from tf_memsaver.program.op_calls import GroupCall
 from tf_memsaver.program.opened import OpenedCall, Way
 from tf_memsaver.program.traced_layers import TracedLayer
@@ -81,12 +81,10 @@ class Opener:
 
 def _arguments(traced: TracedLayer) -> tuple[Any, bool | None]:
     """Return the inputs and the ``training`` that a network is called with; no inputs if it is called otherwise."""
-    (_, inputs), *others = arguments_of(traced.layer, traced.args, traced.kwargs).items()
+    inputs, training, others = CallArguments.of(traced.layer, traced.args, traced.kwargs)
     leaves = keras.tree.flatten(inputs)
     are_plain = all(isinstance(leaf, tf.Tensor) and keras_calls.get_keras_mask(leaf) is None for leaf in leaves)
-    more = [value for name, value in others if name != "training"]
-    training = dict(others).get("training")
     training = traced.training if training is None else training
-    if not are_plain or any(leaf is not None for leaf in keras.tree.flatten(more)) or tf.is_tensor(training):
+    if not are_plain or others or tf.is_tensor(training):
         return None, None
     return (inputs, training) if traced.layer.activity_regularizer is None else (None, None)

@@ -13,7 +13,7 @@ from tf_memsaver.compat.tapes import could_possibly_record
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.plan.plan import Plan
-from tf_memsaver.program.model_call import inputs_and_others, is_constant, plain_call
+from tf_memsaver.program.model_call import CallArguments, is_constant, plain_call
 from tf_memsaver.program.model_function import ModelFunction, TracedProgram, settings_of, trainable_in
 from tf_memsaver.program.moved_cuts import MovedCuts
 from tf_memsaver.program.program import Segmenter, TrainingCall, Wanted
@@ -185,7 +185,7 @@ class OperationsInSegments:
                 "a plan by operations cannot run in eager steps under a tf.distribute strategy. Call strategy.run "
                 "in a tf.function, or plan again with granularity='layer'."
             )
-        inputs, others = inputs_and_others(model, args, kwargs)
+        inputs, _, others = CallArguments.of(model, args, kwargs)
         unknown = next((name for name, value in others.items() if not is_constant(value)), None)
         if unknown is not None:
             self._runs_plain(f"it was called with {unknown}=, which a plan of operations does not know")

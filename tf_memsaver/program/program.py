@@ -75,8 +75,8 @@ class Wanted(NamedTuple):
     cut into chunks of ``time_chunks``. ``of_call`` makes the program of a model's call, whether or not its step is
     planned; a program is handed it by ``kinds``, which lies above.
 
-    Where a step of somebody's own calls the model, ``given`` tells how, and ``runs_in_graph`` that the step is a graph
-    that XLA does not compile.
+    Where a step of somebody's own calls the model, ``given`` tells how, and the step has said whether operations may
+    be units.
     """
 
     granularity: Granularity
@@ -84,7 +84,6 @@ class Wanted(NamedTuple):
     time_chunks: TimeChunks
     of_call: Callable[[Any, Wanted], ModelProgram]
     given: Given | None = None
-    runs_in_graph: bool = False
 
     def by_layers(self, model: Any) -> ModelProgram:
         """Return the program of a model's call in units of whole layers."""
