@@ -34,6 +34,7 @@ from tf_memsaver.options.table import (
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.planners.solve import Plans
+from tf_memsaver.program.data import of_size
 from tf_memsaver.program.told import told_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class TracedGraph:
     def _compiled_steps(self) -> CompiledSteps:
         told = told_of(self.model, {**self._given, "step": None})
         if told.data is not None and not told.has_batches:
-            return CompiledSteps(self.model, told.data.specs.mapped(told.of_this_size))
+            return CompiledSteps(self.model, told.data.specs.mapped(functools.partial(of_size, told.batch_size)))
         return CompiledSteps(self.model, told.batches(self.model, 1)[0].mapped(tf.TensorSpec.from_tensor))
 
     @takes(CurveOfTraceOptions)

@@ -16,9 +16,8 @@ from tf_memsaver.check.watch import Steps, StepWatch
 from tf_memsaver.compat.keras_training import own_optimizer, replicas_of
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import InvalidRequestError
-from tf_memsaver.options.table import MeasureMode, Mode
-from tf_memsaver.program.batch import with_free_batch
-from tf_memsaver.program.data import Batch
+from tf_memsaver.options.table import MeasureMode
+from tf_memsaver.program.data import Batch, with_free_batch
 from tf_memsaver.program.losses import needs_stand_in, no_gradient
 from tf_memsaver.program.signature import is_planned_as_a_step
 from tf_memsaver.program.told import Told
@@ -62,7 +61,7 @@ class How:
 def runner_of(model: Any, told: Told, given: Batch, how: How) -> Iterator[StepRunner]:
     """Yield what runs a model's steps on a batch; what ``fit`` notes of itself is put back after."""
     if how.mode != "fit":
-        yield _OneByOne(_step_of(model, given, how.mode, how.stand_in), given)
+        yield _OneByOne(_step_of(model, told, given, how), given)
         return
     kept = {name: vars(model).get(name) for name in _NOTED_BY_FIT}
     try:
@@ -108,9 +107,9 @@ class _Fit:
 
 def _specs_in_fit(told: Told, given: Batch) -> Batch:
     """Return the specs by which ``fit`` traces its step: with a free batch, unless all batches are of one size."""
-    if told.data is None:
-        return given.mapped(with_free_batch)
-    return given.mapped(tf.TensorSpec.from_tensor) if told.data.fixed_batch else told.data.specs
+    if told.fixed_batch:
+        return given.mapped(tf.TensorSpec.from_tensor)
+    return given.mapped(with_free_batch) if told.data is None else told.data.specs
 
 
 class _OneByOne:
@@ -132,8 +131,17 @@ class _OneByOne:
         return watch.steps
 
 
-def _step_of(model: Any, given: Batch, mode: Mode, stand_in: bool) -> RunnableStep:
+def _step_of(model: Any, told: Told, given: Batch, how: How) -> RunnableStep:
+    assert how.mode != "fit"
     if is_planned_as_a_step(model):
-        return OwnTrainStep(model, mode, given)
+        return OwnTrainStep(model, how.mode, given, free_batch=not told.fixed_batch)
     optimizer = own_optimizer(model)
-    return TrainingStep(model, mode, given, optimizer=optimizer, gradients=optimizer is None, stand_in=stand_in)
+    return TrainingStep(
+        model,
+        how.mode,
+        given,
+        optimizer=optimizer,
+        gradients=optimizer is None,
+        free_batch=not told.fixed_batch,
+        stand_in=how.stand_in,
+    )

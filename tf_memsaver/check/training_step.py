@@ -12,8 +12,7 @@ from tf_memsaver.compat.keras_variables import has_replicas, is_trained
 from tf_memsaver.compat.released import gradients_end_with_graphs
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.options.table import Mode
-from tf_memsaver.program.batch import with_free_batch
-from tf_memsaver.program.data import Batch
+from tf_memsaver.program.data import Batch, with_free_batch
 from tf_memsaver.program.kept_objects import KeptObjects, trained_with
 from tf_memsaver.program.losses import no_gradient, training_loss
 
@@ -85,15 +84,15 @@ def train_step_of(model: Any, example: Batch) -> Callable[..., Any]:
 class OwnTrainStep(RunnableStep):
     """The ``train_step`` of a model that has its own; a step returns its logs."""
 
-    def __init__(self, model: Any, mode: Mode, example: Batch) -> None:
+    def __init__(self, model: Any, mode: Mode, example: Batch, *, free_batch: bool) -> None:
         """Prepare the step on batches like ``example``."""
-        super().__init__(train_step_of(model, example), mode, example)
+        super().__init__(train_step_of(model, example), mode, example, free_batch=free_batch)
 
 
 class TrainingStep(RunnableStep):
     """One training step: a tape, the loss, the gradients, and the update where there is an optimizer.
 
-    The batch dimension is free, as in ``fit`` of a dataset. With every shape known, TensorFlow's graph optimizer turns
+    The batch dimension is free, as in ``fit`` of most data. With every shape known, TensorFlow's graph optimizer turns
     sums of three and more terms into accumulators wherever it reckons with little memory (80% of 256 MiB on any CPU).
     These add in order of arrival, so that last bits differ from run to run, and start from zeros that stay allocated
     between steps.

@@ -30,7 +30,8 @@ class Trial:
 
     def __init__(self, model: Any, told: Told, steps: int, mode: Mode, state: KeptState) -> None:
         """Take so many batches of a model, and the state to begin with."""
-        self.mode, self.steps, self._size, self._state = mode, steps, told.batch_size, state
+        self.mode, self.steps, self._state = mode, steps, state
+        self._size = None if told.fixed_batch else told.batch_size
         self._batches = told.batches(model, steps)
         self._names = _different_names(model.variables)
         self.stand_in = needs_stand_in(model, told.batch_size, self._batches[0])
@@ -39,7 +40,14 @@ class Trial:
         """Return the model's training step in a loop; it may be run again and again."""
         own = own_optimizer(model)
         optimizer = keras.optimizers.SGD(0.01) if own is None else own
-        return TrainingStep(model, self.mode, self._batches[0], optimizer=optimizer, stand_in=self.stand_in)
+        return TrainingStep(
+            model,
+            self.mode,
+            self._batches[0],
+            optimizer=optimizer,
+            free_batch=self._size is not None,
+            stand_in=self.stand_in,
+        )
 
     def train(self, model: Any, step: TrainingStep) -> Record:
         """Return the loss, the gradients and all variables of every step."""
@@ -58,7 +66,7 @@ class Trial:
     def loop(self, model: Any) -> Record:
         """Return what the step of a loop returns every time, and leaves in the variables."""
         self._state.restore()
-        step = OwnTrainStep(model, self.mode, self._batches[0])
+        step = OwnTrainStep(model, self.mode, self._batches[0], free_batch=self._size is not None)
         record: Record = {}
         for number, given in enumerate(counted("steps", self._batches)):
             record.update(
@@ -111,20 +119,22 @@ def _different_names(variables: Sequence[Any]) -> dict[int, str]:
     return names
 
 
-def _as_dataset(batches: Sequence[Batch], size: int) -> tf.data.Dataset:
+def _as_dataset(batches: Sequence[Batch], size: int | None) -> tf.data.Dataset:
     """Return batches as data for ``fit``; the last is not full, so that the batch is free, as with most data.
+
+    Without a ``size`` all are full, since the model or its data has batches of one size.
 
     Its length is known. Otherwise ``fit`` would find the end by a step without data, in which what needs no gradient
     runs: a weight's decay, for one, but not that of a plan, which waits for the gradient (``runtime.updates``).
     """
-    given = [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
+    given = list(batches) if size is None else [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
     elements = [_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in given]
     free = keras.tree.map_structure(lambda each: tf.TensorSpec(_with_free_batch(each, size), each.dtype), elements[0])
     made = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
     return made.apply(tf.data.experimental.assert_cardinality(len(elements)))
 
 
-def _with_free_batch(tensor: tf.Tensor, size: int) -> tf.TensorShape:
+def _with_free_batch(tensor: tf.Tensor, size: int | None) -> tf.TensorShape:
     has_batch = tensor.shape.rank and tensor.shape[0] == size
     return tf.TensorShape([None]).concatenate(tensor.shape[1:]) if has_batch else tensor.shape
 

@@ -123,7 +123,7 @@ def read_told(model: Any, written: Mapping[str, Any]) -> Told:
     specs = batch_of_json(written["specs"])
     pairs = zip(written["files"], specs.leaves, strict=True)
     given = specs.filled([tf.io.parse_tensor(tf.io.read_file(file), spec.dtype) for file, spec in pairs])
-    note_batch(model, specs)
+    note_batch(model, specs, size if written["fixed_batch"] else None)
     batches = functools.partial(itertools.repeat, given)
     return Told(model, size, Data(specs=specs, batch_size=size, batches=batches, fixed_batch=written["fixed_batch"]))
 

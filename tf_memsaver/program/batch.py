@@ -37,8 +37,8 @@ def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
             raise UnknownDimensionError(name, shape)
         if shape and shape[0] not in (None, batch_size):
             raise InvalidRequestError(
-                f"input '{name}' has the fixed batch size {shape[0]}, but batch_size={batch_size} was given. Leave "
-                "batch_size= out, or give keras.Input no batch size."
+                f"input '{name}' has the fixed batch size {shape[0]}, which a layer needs, but batch_size={batch_size} "
+                f"was given. Give batch_size={shape[0]}, or make the model for batches of {batch_size}."
             )
         specs.append(tf.TensorSpec((batch_size, *shape[1:]), tensor.dtype, name=name))
     return specs
@@ -140,11 +140,6 @@ def made_up(generator: np.random.Generator, spec: tf.TensorSpec, classes: int) -
     if spec.dtype.is_floating or spec.dtype.is_complex:
         return generator.standard_normal(shape).astype(np.float32).astype(spec.dtype.as_numpy_dtype)
     return generator.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
-
-
-def with_free_batch(tensor: Any) -> tf.TensorSpec:
-    """Return the spec of a tensor with a free first dimension."""
-    return tf.TensorSpec((None, *tensor.shape[1:]) if tensor.shape.rank else (), tensor.dtype)
 
 
 def with_batch(shape: Sequence[int | None], batch_size: int) -> tuple[int | None, ...]:

@@ -93,7 +93,7 @@ def data_of(
     """Return what was given as ``data=``; ``prepared`` is what a model makes of each batch before it is trained on it.
 
     ``unpack`` makes a batch of an element; without, Keras's rule does. Arrays that are longer than ``batch_size`` are
-    batched, as ``fit`` does it.
+    batched, as ``fit`` does it, which knows that all batches have one size where the last one is full.
 
     Of a ``tf.data.Dataset`` nothing is read but what its steps say of themselves and, if that leaves shapes open, its
     first element. Its own elements are read from a copy that does not shuffle, so that their order stays as it was.
@@ -106,7 +106,7 @@ def data_of(
             "data is an iterator: reading a batch from it would take that batch away from training. Give one batch "
             "of it, data=next(iterator), or the dataset that it comes from."
         )
-    unpack = unpack or unpacked
+    unpack, fixed = unpack or unpacked, False
     if isinstance(given, tf.data.Dataset) and prepared is None:
         said = unpack(given.element_spec)
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in said.leaves):
@@ -123,7 +123,7 @@ def data_of(
             if batch_size is None and count > _MANY and not is_of_specs:
                 _warn_of_many(count)
             return _of_batch(batch if prepared is None else unpack(prepared(*batch)))
-        given = _Slices(given, count, batch_size)
+        given, fixed = _Slices(given, count, batch_size), count % batch_size == 0
 
     def read() -> Iterator[Batch]:
         for element in _batches_of(_to_look_at(given))():
@@ -134,7 +134,7 @@ def data_of(
         first = next(read(), None)
     if first is None:
         raise InvalidRequestError("data is empty. Give data with at least one batch.")
-    return replace(_of_batch(first), batches=read)
+    return replace(_of_batch(first), batches=read, fixed_batch=fixed)
 
 
 _MANY = 1024
@@ -259,7 +259,18 @@ def _free(size: int | None, spec: tf.TensorSpec) -> tf.TensorSpec:
     """Return a spec with a free first dimension, if that is the batch."""
     if not spec.shape.rank or spec.shape[0] != size:
         return spec
-    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
+    return with_free_batch(spec)
+
+
+def with_free_batch(tensor: Any) -> tf.TensorSpec:
+    """Return the spec of a tensor, or of what has a shape and a dtype as one, with a free first dimension."""
+    shape = tuple(tensor.shape)
+    return tf.TensorSpec((None, *shape[1:]) if shape else (), tensor.dtype)
+
+
+def of_size(batch_size: int, spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Return the spec of a batch's part with this batch size, where it leaves that open."""
+    return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype) if spec.shape[:1] == [None] else spec
 
 
 def _no_tensors() -> InvalidRequestError:

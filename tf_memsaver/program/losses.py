@@ -14,8 +14,8 @@ from tf_memsaver.compat import keras_training
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import UnsupportedModelError
-from tf_memsaver.program.batch import batch_specs, made_up, with_batch, with_free_batch
-from tf_memsaver.program.data import Batch
+from tf_memsaver.program.batch import batch_specs, made_up, with_batch
+from tf_memsaver.program.data import Batch, with_free_batch
 from tf_memsaver.program.kept_objects import KeptObjects
 from tf_memsaver.program.signature import is_planned_as_a_step, signature_of, trained_on
 

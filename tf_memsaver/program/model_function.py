@@ -30,7 +30,7 @@ class ModelFunction:
     """
 
     def __init__(self, model: Any, given: Given | None = None) -> None:
-        """Trace ``model``, which is only read, with a free batch dimension; called as ``fit`` does if nothing is given.
+        """Trace ``model``, which is only read, for what it is given; called as ``fit`` does if nothing is.
 
         Raises:
           UnsupportedModelError: its inputs are not known, or its call cannot be traced.

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_memsaver.compat import keras_models
 from tf_memsaver.errors import UnsupportedModelError
+from tf_memsaver.program.data import with_free_batch
 from tf_memsaver.program.model_call import is_constant
 from tf_memsaver.program.networks import TWICE, HeardCall
 from tf_memsaver.program.program import ModelProgram, Wanted
-from tf_memsaver.program.signature import Given, note_inputs, usual_arguments, usual_call
+from tf_memsaver.program.signature import Given, callable_inputs, note_inputs, usual_arguments, usual_call
 
 _TWICE_ELSEWHERE = "is differentiated twice in another call"
 
@@ -46,7 +46,7 @@ class NetworkPrograms:
         if keras_models.inner_functional(heard.layer) is None:
             if heard is calls[0]:
                 note_inputs(heard.layer, _given(heard).inputs)
-            calls = [each for each in calls if _given(each).inputs == _given(heard).inputs]
+            calls = [each for each in calls if _sizes(each) == _sizes(heard)]
         path = calls[0].path
         if path not in self._made:
             self._made[path] = self._program(path, calls)
@@ -56,8 +56,10 @@ class NetworkPrograms:
         """Return the program for such calls, the first of which has this name."""
         network, wanted, ways = calls[0].layer, self._wanted, [_given(each).arguments for each in calls]
         given = _given(calls[0])
-        if keras_models.inner_functional(network) is not None:
-            given = given._replace(inputs=_with_free_batch(network))
+        is_functional = keras_models.inner_functional(network) is not None
+        given = given._replace(
+            inputs=usual_call(network).inputs if is_functional else callable_inputs(network, given.inputs)
+        )
         has_constants = all(is_constant(value) for way in ways for value in way.values())
         is_one_way = has_constants and all(way == ways[0] for way in ways)
         if not is_one_way:
@@ -82,17 +84,14 @@ class NetworkPrograms:
         return wanted.of_call(network, wanted._replace(opened=opened))
 
 
-def _with_free_batch(network: Any) -> Any:
-    """Return the specs of a Functional network's inputs: one that was built by a call knows the batch of that call."""
-    inputs = usual_call(network).inputs
-    if any(getattr(layer, "stateful", False) for layer in keras_models.all_layers(network)):
-        return inputs
-    return keras.tree.map_structure(lambda t: tf.TensorSpec((None, *t.shape[1:]), t.dtype, name=t.name), inputs)
-
-
 def _given(heard: HeardCall) -> Given:
     assert heard.given is not None, "it is known what a network is called with"
     return heard.given
+
+
+def _sizes(heard: HeardCall) -> Any:
+    """Return the sizes of what a network is called with, but for the batch."""
+    return keras.tree.map_structure(with_free_batch, _given(heard).inputs)
 
 
 def _below(path: str, names: Iterable[str]) -> list[str]:

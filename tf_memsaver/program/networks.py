@@ -18,7 +18,6 @@ from tf_memsaver.compat.graphs import FuncGraph, led_to, makers
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import MemsaverError, UnsupportedModelError
-from tf_memsaver.program.batch import with_free_batch
 from tf_memsaver.program.boundaries import Boundaries
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_program import is_network
@@ -199,7 +198,7 @@ def _given(call: TracedLayer) -> Given | None:
         return None
     training = call.training if training is None else training
     arguments = others if training is None else {"training": training, **others}
-    return Given(keras.tree.map_structure(with_free_batch, inputs), arguments)
+    return Given(keras.tree.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), inputs), arguments)
 
 
 def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNotes) -> list[str]:

@@ -151,14 +151,14 @@ class OperationsInSegments:
             name = self._model.name
             logging.warning("model '%s' trains without its plan here and saves no memory: %s", name, reason)
 
-    def _ready_for(self, planned: _Segmented, shapes: Sequence[tf.TensorShape]) -> _Segmented | None:
-        """Return the call for inputs of these shapes; None if the plan does not fit it.
+    def _ready_for(self, planned: _Segmented, flat: Sequence[Any], free_batch: bool) -> _Segmented | None:
+        """Return the call for such inputs, or with ``free_batch`` for any batch; None if the plan does not fit it.
 
         Layers may ask for the sizes of their inputs, and sizes that the trace knew are constants in it. So a call whose
         sizes are others, or are not known, is traced anew.
         """
         specs = planned.function.specs(self._model)
-        shapes = [_of_rank(len(spec.shape), shape) for spec, shape in zip(specs, shapes, strict=True)]
+        shapes = [_shape_for(tensor, spec, free_batch) for tensor, spec in zip(flat, specs, strict=True)]
         fits = all(map(_fits, specs, shapes))
         if fits and not all(shape.is_fully_defined() for shape in shapes):
             return planned
@@ -199,26 +199,27 @@ class OperationsInSegments:
         is_eager = tf.executing_eagerly()
         if is_eager and could_possibly_record():
             self._differs("in eager steps", "a graph, as fit and tf.function make it")
-        traced = self._ready_for(planned, [_shape_for(tensor, free_batch=is_eager) for tensor in flat])
+        traced = self._ready_for(planned, flat, free_batch=is_eager)
         if traced is None:
             return plain_call(model, args, kwargs)
         return traced.function.finish(model, (traced.eagerly if is_eager else traced.in_graph)(*flat))
 
 
-def _shape_for(tensor: Any, free_batch: bool) -> tf.TensorShape:
-    """Return the shape to trace with for a tensor: what is known of it or, with ``free_batch``, all but the batch."""
-    if not free_batch or not tensor.shape.rank:
+def _shape_for(tensor: Any, spec: tf.TensorSpec, free_batch: bool) -> tf.TensorShape:
+    """Return the shape to trace with for a tensor: what is known of it or, with ``free_batch``, all but the batch.
+
+    A model that was traced for one batch size alone, as ``spec`` says then, cannot be traced for a free one.
+    """
+    if tensor.shape.rank is None:
+        return tf.TensorShape([None] * len(spec.shape))
+    if not free_batch or spec.shape[:1] != [None]:
         return tensor.shape
     return tf.TensorShape([None, *tensor.shape[1:]])
 
 
-def _of_rank(rank: int, shape: tf.TensorShape) -> tf.TensorShape:
-    return tf.TensorShape([None] * rank) if shape.rank is None else shape
-
-
 def _fits(spec: tf.TensorSpec, shape: tf.TensorShape) -> bool:
-    """Whether all sizes that are known in a spec, but for the batch, are those of a shape."""
-    sizes = zip(spec.shape[1:], shape[1:], strict=False)
+    """Whether all sizes that are known in a spec are those of a shape."""
+    sizes = zip(spec.shape, shape, strict=False)
     return len(spec.shape) == len(shape) and all(size in (None, given) for size, given in sizes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import weakref
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,17 @@ from tf_memsaver.compat.graphs import FuncGraph
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.errors import InvalidRequestError, UnsupportedModelError
-from tf_memsaver.program.data import Batch
+from tf_memsaver.program.data import Batch, of_size, with_free_batch
 from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.train_step import has_own_step, has_own_train_step
 from tf_memsaver.units import shown
 
 
 class Signature(NamedTuple):
-    """Structures of tensors or specs, whose first dimension is the batch; ``names`` are those of the outputs."""
+    """Structures of tensors or specs, whose first dimension is the batch; ``names`` are those of the outputs.
+
+    The batch size is known where the model can be called with no other one.
+    """
 
     inputs: Any
     outputs: Any
@@ -30,14 +34,21 @@ class Signature(NamedTuple):
 
 
 class Given(NamedTuple):
-    """How a model is called: with tensors of these specs, whose first dimension is free, and constants beside them."""
+    """How a model is called: with tensors of these specs, and constants beside them."""
 
     inputs: Any
     arguments: Mapping[str, Any]
 
 
+class _TrainedOn(NamedTuple):
+    """The specs of a batch, with a free first dimension; ``size`` is the batch size if all batches have it."""
+
+    specs: Batch
+    size: int | None
+
+
 _NOTED: weakref.WeakKeyDictionary[Any, Signature] = weakref.WeakKeyDictionary()
-_TRAINED_ON: weakref.WeakKeyDictionary[Any, Batch] = weakref.WeakKeyDictionary()
+_TRAINED_ON: weakref.WeakKeyDictionary[Any, _TrainedOn] = weakref.WeakKeyDictionary()
 
 
 def signature_of(model: Any) -> Signature:
@@ -54,11 +65,13 @@ def signature_of(model: Any) -> Signature:
         prepared = _prepared_inputs(model, _single(functional.input))
         if prepared is not None:
             note_inputs(model, prepared)
+        elif _knows_batch(functional.input):
+            own = keras.tree.map_structure(_spec, _single(functional.input))
+            _NOTED[model] = _of_graph(functional)._replace(inputs=callable_inputs(model, own))
     if model in _NOTED:
         return _NOTED[model]
     if functional is not None:
-        outputs = _single(functional.output)
-        return Signature(_single(functional.input), outputs, _output_names(outputs, functional.output_names))
+        return _of_graph(functional)
     raise UnsupportedModelError(
         f"model '{model.name}' ({type(model).__name__}) has its own call(), so its inputs are not known. Give data= "
         "(your training data, as for fit: a dataset, a batch or specs), or give optimize its inputs, such as "
@@ -76,10 +89,51 @@ def note_inputs(model: Any, inputs: Any) -> None:
       UnsupportedModelError: no Keras model, or its call cannot be traced with this.
     """
     check_model(model)
-    specs = keras.tree.map_structure(_free, inputs)
+    specs = keras.tree.map_structure(_spec, inputs)
     functional = _graph_of(model)
     if functional is not None:
         specs = _completed(model, _single(functional.input), specs)
+    specs, outputs = _callable_with(model, specs)
+    numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
+    names = numbered if functional is None else functional.output_names
+    _NOTED[model] = Signature(specs, outputs, _output_names(outputs, names))
+
+
+def callable_inputs(model: Any, inputs: Any) -> Any:
+    """Return the specs that a model's call can be traced with: such specs with a free batch or, if it fails, as given.
+
+    Code that reads the batch size in Python runs where all batches of the data have one size, and there alone.
+
+    Raises:
+      UnsupportedModelError: it can be traced with neither.
+    """
+    return _callable_with(model, inputs)[0]
+
+
+def _callable_with(model: Any, given: Any) -> tuple[Any, Any]:
+    """Return what ``callable_inputs`` does, and the specs of what the call returns then."""
+    free = keras.tree.map_structure(_free, given)
+    if not any(getattr(layer, "stateful", False) for layer in keras_models.all_layers(model)):
+        try:
+            return free, _outputs_for(model, free)
+        except UnsupportedModelError as error:
+            if free == given:
+                raise UnsupportedModelError(f"{error}{_advice(error)}") from error
+    return given, _outputs_for(model, given)
+
+
+def _advice(error: UnsupportedModelError) -> str:
+    """Return what to do where a call cannot be traced since the batch size is open, or an empty string."""
+    if "NoneType" not in str(error):
+        return ""
+    return (
+        ". If it computes with the batch size in Python, give data of which all batches have one size: a dataset made "
+        "with batch(..., drop_remainder=True)"
+    )
+
+
+def _outputs_for(model: Any, specs: Any) -> Any:
+    """Return the specs of what ``fit``'s call of a model returns for inputs of such specs."""
     found: list[Any] = []
 
     def traced(*flat: Any) -> Any:
@@ -88,41 +142,68 @@ def note_inputs(model: Any, inputs: Any) -> None:
         return keras.tree.flatten(outputs)
 
     release(trace_call(model, traced, keras.tree.flatten(specs)).graph)
-    outputs = found[-1]
-    numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
-    names = numbered if functional is None else functional.output_names
-    _NOTED[model] = Signature(specs, outputs, _output_names(outputs, names))
+    return found[-1]
 
 
-def note_batch(model: Any, specs: Batch) -> None:
+def has_one_batch_size(model: Any) -> bool:
+    """Whether a model can be called with batches of one size alone.
+
+    Raises:
+      UnsupportedModelError: its inputs are not known.
+    """
+    return _knows_batch(signature_of(model).inputs)
+
+
+def note_batch(model: Any, specs: Batch, size: int | None = None) -> None:
     """Take down what a model is trained on: the specs of a batch, as ``fit`` is given it (see ``data.Data``).
+
+    ``size`` is the batch size if all batches are known to have it, so that code may read it in Python.
 
     Raises:
       InvalidRequestError: the model does not take such inputs.
       UnsupportedModelError: no Keras model, or its call cannot be traced with this.
     """
     check_model(model, needs_call=not has_own_train_step(model))
-    functional = _graph_of(model)
+    functional, trained_on = _graph_of(model), _TrainedOn(specs, size)
     if has_own_train_step(model):
         # What its networks are called with is heard in the step.
         pass
     elif functional is None:
-        note_inputs(model, specs.x)
+        note_inputs(model, _as_traced(trained_on).x)
     else:
         taken = _taken_by(model, functional, specs.x)
         if not _are_known(keras.tree.flatten(functional.input)):
             note_inputs(model, taken)
-    _TRAINED_ON[model] = specs
+    _TRAINED_ON[model] = trained_on
 
 
 def trained_on(model: Any) -> Batch | None:
-    """Return the specs of the batches that a model is trained on, if they were noted."""
-    return _TRAINED_ON.get(model)
+    """Return the specs of the batches that a model is trained on, with a free batch size, if they were noted."""
+    return _TRAINED_ON[model].specs if model in _TRAINED_ON else None
+
+
+def traced_for(model: Any) -> Batch | None:
+    """Return the specs that ``fit`` traces a model's step for, if they were noted."""
+    return _as_traced(_TRAINED_ON[model]) if model in _TRAINED_ON else None
+
+
+def _as_traced(noted: _TrainedOn) -> Batch:
+    return noted.specs if noted.size is None else noted.specs.mapped(functools.partial(of_size, noted.size))
 
 
 def is_planned_as_a_step(model: Any) -> bool:
     """Whether a plan is for a model's whole step, since that or its ``compute_loss`` is its own, not for its call."""
     return has_own_step(keras_models.own_class(model)) and trained_on(model) is not None
+
+
+def _of_graph(functional: Any) -> Signature:
+    outputs = _single(functional.output)
+    return Signature(_single(functional.input), outputs, _output_names(outputs, functional.output_names))
+
+
+def _knows_batch(inputs: Any) -> bool:
+    """Whether a batch size is among the shapes of inputs: that of a ``keras.Input``, or of a first call."""
+    return any(tensor.shape[:1] not in ((), (None,)) for tensor in map(_spec, keras.tree.flatten(inputs)))
 
 
 def _taken_by(model: Any, functional: Any, given: Any) -> Any:
@@ -203,8 +284,11 @@ def share_signature(source: Any, target: Any) -> None:
 
 
 def inputs_to_json(model: Any) -> Any | None:
-    """Return the specs that ``note_inputs`` took as plain JSON data, or None if there were none."""
-    return _to_json(_NOTED[model].inputs) if model in _NOTED else None
+    """Return the specs that ``note_inputs`` took as plain JSON data, or None if there were none, or no need of them."""
+    functional = _graph_of(model)
+    if model not in _NOTED or (functional is not None and _are_known(keras.tree.flatten(functional.input))):
+        return None
+    return _to_json(_NOTED[model].inputs)
 
 
 def note_inputs_of_json(model: Any, data: Any) -> None:
@@ -213,10 +297,17 @@ def note_inputs_of_json(model: Any, data: Any) -> None:
         note_inputs(model, _of_json(data))
 
 
+def trained_on_to_json(model: Any) -> Any | None:
+    """Return what ``note_batch`` took as plain JSON data, or None if it took nothing."""
+    noted = _TRAINED_ON.get(model)
+    return None if noted is None else [*batch_to_json(noted.specs), noted.size]
+
+
 def note_batch_of_json(model: Any, data: Any) -> None:
-    """Note what ``batch_to_json`` returned of what a model is trained on, unless it has been noted."""
+    """Note what ``trained_on_to_json`` returned for a model, unless it has been noted."""
     if data is not None and model not in _TRAINED_ON:
-        note_batch(model, batch_of_json(data))
+        # Files of version 0.1 have no batch size at the end.
+        note_batch(model, batch_of_json(data[:3]), *data[3:])
 
 
 def batch_to_json(specs: Batch) -> Any:
@@ -291,11 +382,15 @@ def _single(structure: Any) -> Any:
     return structure[0] if isinstance(structure, (list, tuple)) and len(structure) == 1 else structure
 
 
-def _free(given: Any) -> tf.TensorSpec:
+def _spec(given: Any) -> tf.TensorSpec:
     shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
     if shape is None or dtype is None or tf.TensorShape(shape).rank is None:
         raise InvalidRequestError(
             f"inputs: expected specs such as tf.TensorSpec((None, 8)), or a batch of arrays, got {shown(given)}"
         )
-    # A network in a step of somebody's own may be given a number beside its batch.
-    return tf.TensorSpec((None, *tuple(shape)[1:]) if tf.TensorShape(shape).rank else (), dtype)
+    return tf.TensorSpec(shape, dtype, getattr(given, "name", None))
+
+
+def _free(spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Return the spec of an input with a free batch size; a network in somebody's own step may be given a number."""
+    return tf.TensorSpec(with_free_batch(spec).shape, spec.dtype, spec.name)

@@ -40,7 +40,7 @@ from tf_memsaver.program.program import (
     Wanted,
     joined_notes,
 )
-from tf_memsaver.program.signature import trained_on
+from tf_memsaver.program.signature import traced_for
 from tf_memsaver.program.train_step import what_is_traced
 
 _NAMED = 5
@@ -60,7 +60,7 @@ class StepProgram(TrainingProgram):
           UnsupportedModelError: it cannot be traced, or it trains no network that can be planned for.
         """
         self.model = model
-        specs = trained_on(model)
+        specs = traced_for(model)
         assert specs is not None, "a step is traced on data"
         is_free = wanted.granularity == "auto" and wanted.opened is None
         by_layers_since = self.by_layers_since(model) if is_free else ""
@@ -98,7 +98,7 @@ class StepProgram(TrainingProgram):
 
         def heard(opened: Sequence[str] | None) -> Any:
             def key() -> Any:
-                return wanted.granularity, opened, wanted.time_chunks, repr(trained_on(model)), settings_of(model)
+                return wanted.granularity, opened, wanted.time_chunks, repr(traced_for(model)), settings_of(model)
 
             return once(model, key, lambda: cls(model, wanted._replace(opened=opened)))
 

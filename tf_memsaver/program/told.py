@@ -15,7 +15,7 @@ from tf_memsaver.program.batch import synthetic_batch
 from tf_memsaver.program.data import Batch, Data, data_of
 from tf_memsaver.program.loop import Loop, loop_of
 from tf_memsaver.program.model_check import check_model
-from tf_memsaver.program.signature import is_planned_as_a_step, note_batch, note_inputs
+from tf_memsaver.program.signature import has_one_batch_size, is_planned_as_a_step, note_batch, note_inputs
 from tf_memsaver.program.train_step import has_own_train_step
 
 _WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -37,6 +37,13 @@ class Told(NamedTuple):
         """Whether there are real batches."""
         return self.data is not None and self.data.batches is not None
 
+    @property
+    def fixed_batch(self) -> bool:
+        """Whether all batches are known to have this size, or the model takes no other: steps are traced for it."""
+        if self.data is not None and self.data.fixed_batch:
+            return True
+        return not is_planned_as_a_step(self.model) and has_one_batch_size(self.model)
+
     def batches(self, model: Any, count: int) -> list[Batch]:
         """Return batches of this size for a model: real ones where there are any, or else made-up ones.
 
@@ -45,11 +52,6 @@ class Told(NamedTuple):
         if self.data is None or not self.has_batches:
             return [synthetic_batch(model, self.batch_size, seed=number) for number in range(count)]
         return [batch.mapped(self._cut) for batch in self.data.first(count)]
-
-    def of_this_size(self, spec: tf.TensorSpec) -> tf.TensorSpec:
-        """Return the spec of a batch's part with this batch size, where it leaves that open."""
-        first = spec.shape[:1]
-        return tf.TensorSpec([self.batch_size, *spec.shape[1:]], spec.dtype) if first == [None] else spec
 
     def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
         assert self.data is not None
@@ -92,12 +94,12 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
     else:
         data = data_of(given, keras_training.preprocessing_of(model), batch_size=size)
         replicas = keras_training.replicas_of(model)
+    # ``fit`` parts a batch among the replicas.
+    own_size = None if data.batch_size is None else max(1, data.batch_size // replicas)
+    size = own_size if size is None else size
     if size is None:
-        if data.batch_size is None:
-            raise InvalidRequestError("data does not give the batch size. Give batch_size=, too.")
-        # ``fit`` parts a batch among the replicas.
-        size = max(1, data.batch_size // replicas)
-    note_batch(model, data.specs)
+        raise InvalidRequestError("data does not give the batch size. Give batch_size=, too.")
+    note_batch(model, data.specs, own_size if data.fixed_batch else None)
     return Told(model, size, data)
 
 

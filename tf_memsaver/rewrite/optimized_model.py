@@ -31,13 +31,12 @@ from tf_memsaver.program.model_call import may_be_differentiated, plain_call
 from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.model_function import settings_of
 from tf_memsaver.program.signature import (
-    batch_to_json,
     inputs_to_json,
     is_planned_as_a_step,
     note_batch_of_json,
     note_inputs_of_json,
     share_signature,
-    trained_on,
+    trained_on_to_json,
 )
 from tf_memsaver.program.step_program import CallsInTurn
 from tf_memsaver.rewrite.certificate import certify
@@ -148,14 +147,13 @@ class OptimizedModel:
         keras_copies.keep_precision(plain, self)
         if not is_planned_as_a_step(self):
             plain.pop("compile_config", None)  # Else it is compiled before its step is traced, to apply the plan.
-        batch = trained_on(self)
         # The first entry is for people: Keras puts what it cannot load into its message, from the start.
         return {
             "to_load": _TO_LOAD,
             "model": plain,
             "plan": None if self._own_plan is None else self._own_plan.to_json(),
             "inputs": inputs_to_json(self),
-            "trained_on": None if batch is None else batch_to_json(batch),
+            "trained_on": trained_on_to_json(self),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
