@@ -46,7 +46,7 @@ class NetworkPrograms:
         if keras_models.inner_functional(heard.layer) is None:
             if heard is calls[0]:
                 note_inputs(heard.layer, _given(heard).inputs)
-            calls = [each for each in calls if _sizes(each) == _sizes(heard)]
+            calls = [each for each in calls if _sizes(_given(each).inputs) == _sizes(_given(heard).inputs)]
         path = calls[0].path
         if path not in self._made:
             self._made[path] = self._program(path, calls)
@@ -56,10 +56,9 @@ class NetworkPrograms:
         """Return the program for such calls, the first of which has this name."""
         network, wanted, ways = calls[0].layer, self._wanted, [_given(each).arguments for each in calls]
         given = _given(calls[0])
-        is_functional = keras_models.inner_functional(network) is not None
-        given = given._replace(
-            inputs=usual_call(network).inputs if is_functional else callable_inputs(network, given.inputs)
-        )
+        noted = usual_call(network).inputs
+        is_noted = keras_models.inner_functional(network) is not None or _sizes(noted) == _sizes(given.inputs)
+        given = given._replace(inputs=noted if is_noted else callable_inputs(network, given.inputs))
         has_constants = all(is_constant(value) for way in ways for value in way.values())
         is_one_way = has_constants and all(way == ways[0] for way in ways)
         if not is_one_way:
@@ -89,9 +88,9 @@ def _given(heard: HeardCall) -> Given:
     return heard.given
 
 
-def _sizes(heard: HeardCall) -> Any:
-    """Return the sizes of what a network is called with, but for the batch."""
-    return keras.tree.map_structure(with_free_batch, _given(heard).inputs)
+def _sizes(inputs: Any) -> Any:
+    """Return the specs of what a network is called with, but for the batch size."""
+    return keras.tree.map_structure(with_free_batch, inputs)
 
 
 def _below(path: str, names: Iterable[str]) -> list[str]:
