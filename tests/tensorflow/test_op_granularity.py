@@ -656,3 +656,35 @@ def test_the_sum_of_a_later_blocks_gradients_is_one_term_of_a_residual_sum() -> 
     stored = [segment.mode is SegmentMode.STORE for segment in optimized.memsaver_plan.segments]
     assert stored[:2] == [False, True]
     assert_trains_alike(model, optimized, modes=("graph",), batch_size=64)
+
+
+class Reversible(layers.Layer):
+    """Its own gradient function calls a layer again, whose weights are no arguments of it."""
+
+    def build(self, shape: Any) -> None:
+        self.dense = layers.Dense(shape[-1])
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        weights = [variable.value for variable in self.dense.trainable_variables]
+
+        @tf.custom_gradient
+        def run(x: Any) -> Any:
+            def gradient(dy: Any, variables: Any = None) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    made = self.dense(x)
+                first, *others = tape.gradient(made, [x, *weights], dy)
+                return dy + first, others
+
+            return x + self.dense(x), gradient
+
+        return run(x)
+
+
+def test_a_custom_gradient_over_variables_is_refused_with_the_reason() -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8), Reversible(), layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(UnsupportedModelError, match="reads a resource tensor, which lies outside the function"):
+        tf_memsaver.search_plan(model, batch_size=4, granularity="op")
+    assert "the custom gradient of" in tf_memsaver.search_plan(model, batch_size=4).note

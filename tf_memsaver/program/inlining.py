@@ -155,10 +155,12 @@ class Inliner:
                 upstream = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
                 found = gradient_function(operation)(operation, *upstream)
                 results = [None if t is None else tf.convert_to_tensor(t) for t in found]
-        missing = [external.name for external, _ in graph.captures if id(external) not in slots]
+        missing = [external for external, _ in graph.captures if id(external) not in slots]
         if missing:
+            # Eager tensors, such as the value of a variable, have no names.
+            read = missing[0].name if tf.is_symbolic_tensor(missing[0]) else f"a {missing[0].dtype.name} tensor"
             raise UnsupportedModelError(
-                f"the custom gradient of '{operation.name}' reads {missing[0]}, which lies outside the function. "
+                f"the custom gradient of '{operation.name}' reads {read}, which lies outside the function. "
                 f"Pass it to the function with the custom gradient as an argument."
             )
         inner = {id(internal): slots[id(external)] for external, internal in graph.captures}
