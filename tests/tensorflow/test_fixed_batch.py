@@ -120,6 +120,14 @@ def test_the_batch_size_must_be_that_one_then() -> None:
         tf_memsaver.search_plan(model, batch_size=4)
 
 
+@pytest.mark.parametrize("batch_size", [None, 8])
+def test_a_sparse_input_is_refused_with_a_batch_size_and_without(batch_size: int | None) -> None:
+    inputs = keras.Input((6,), batch_size=batch_size, sparse=True)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Dense(5)(inputs)))
+    with pytest.raises(InvalidRequestError, match="is sparse or ragged"):
+        tf_memsaver.search_plan(model, batch_size=8)
+
+
 def test_eager_steps_of_another_size_are_traced_for_it() -> None:
     """The trace for the batches of the data has their size in its constants."""
     model = OwnCall()

@@ -15,7 +15,7 @@ from tf_memsaver.check.training_step import KeptState, OwnTrainStep, TrainingSte
 from tf_memsaver.compat.keras_training import own_optimizer
 from tf_memsaver.options.table import Mode
 from tf_memsaver.pace import counted, report_progress
-from tf_memsaver.program.data import Batch
+from tf_memsaver.program.data import Batch, freed
 from tf_memsaver.program.kept_objects import slots_of
 from tf_memsaver.program.losses import needs_stand_in
 from tf_memsaver.program.told import Told
@@ -129,14 +129,9 @@ def _as_dataset(batches: Sequence[Batch], size: int | None) -> tf.data.Dataset:
     """
     given = list(batches) if size is None else [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
     elements = [_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in given]
-    free = keras.tree.map_structure(lambda each: tf.TensorSpec(_with_free_batch(each, size), each.dtype), elements[0])
+    free = keras.tree.map_structure(lambda each: freed(size, tf.TensorSpec(each.shape, each.dtype)), elements[0])
     made = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
     return made.apply(tf.data.experimental.assert_cardinality(len(elements)))
-
-
-def _with_free_batch(tensor: tf.Tensor, size: int | None) -> tf.TensorShape:
-    has_batch = tensor.shape.rank and tensor.shape[0] == size
-    return tf.TensorShape([None]).concatenate(tensor.shape[1:]) if has_batch else tensor.shape
 
 
 def _without_lists(structure: Any) -> Any:

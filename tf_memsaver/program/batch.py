@@ -11,11 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.errors import InvalidRequestError, UnknownDimensionError
-from tf_memsaver.program.data import Batch
-from tf_memsaver.program.signature import (
-    signature_of,
-    trained_on,
-)
+from tf_memsaver.program.data import Batch, of_size
+from tf_memsaver.program.signature import is_dense, signature_of, trained_on
 
 
 def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
@@ -28,7 +25,7 @@ def input_specs(model: Any, batch_size: int) -> list[tf.TensorSpec]:
     specs = []
     for number, tensor in enumerate(keras.tree.flatten(signature_of(model).inputs)):
         shape, name = tuple(tensor.shape), tensor.name or f"input_{number}"
-        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
+        if not is_dense(tensor):
             raise InvalidRequestError(
                 f"input '{name}' is sparse or ragged: its size depends on the data, so no plan can be made. "
                 f"Convert it to a dense tensor before the model."
@@ -72,10 +69,10 @@ def _sized(batch_size: int, spec: tf.TensorSpec) -> tf.TensorSpec:
     Raises:
       UnknownDimensionError: another dimension than the batch is unknown.
     """
-    shape = with_batch(spec.shape, batch_size) if spec.shape.rank and spec.shape[0] is None else tuple(spec.shape)
-    if None in shape:
+    sized = of_size(batch_size, spec)
+    if not sized.shape.is_fully_defined():
         raise UnknownDimensionError(spec.name or "of the data", tuple(spec.shape))
-    return tf.TensorSpec(shape, spec.dtype, name=spec.name)
+    return sized
 
 
 def _outputs_with_classes(model: Any) -> list[tuple[Any, int]]:

@@ -212,7 +212,7 @@ def _of_batch(batch: Batch) -> Data:
     # Not all parts have the batch in front: a batch of graphs has as many nodes and edges as there are.
     size = next((spec.shape[0] for part in (specs.y, specs.x) for spec in _leaves(part) if spec.shape.rank), None)
     return Data(
-        specs=specs.mapped(functools.partial(_free, size)),
+        specs=specs.mapped(functools.partial(freed, size)),
         batch_size=size,
         batches=None if _is_of_specs(batch) else lambda: itertools.repeat(batch),
     )
@@ -255,8 +255,8 @@ def _spec(leaf: Any) -> tf.TensorSpec:
     return tf.TensorSpec(tuple(leaf.shape), leaf.dtype)
 
 
-def _free(size: int | None, spec: tf.TensorSpec) -> tf.TensorSpec:
-    """Return a spec with a free first dimension, if that is the batch."""
+def freed(size: int | None, spec: tf.TensorSpec) -> tf.TensorSpec:
+    """Return a spec with a free first dimension, if that is the batch, which has this size; as it is without one."""
     if not spec.shape.rank or spec.shape[0] != size:
         return spec
     return with_free_batch(spec)
@@ -270,7 +270,7 @@ def with_free_batch(tensor: Any) -> tf.TensorSpec:
 
 def of_size(batch_size: int, spec: tf.TensorSpec) -> tf.TensorSpec:
     """Return the spec of a batch's part with this batch size, where it leaves that open."""
-    return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype) if spec.shape[:1] == [None] else spec
+    return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype, spec.name) if spec.shape[:1] == [None] else spec
 
 
 def _no_tensors() -> InvalidRequestError:

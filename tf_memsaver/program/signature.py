@@ -65,7 +65,7 @@ def signature_of(model: Any) -> Signature:
         prepared = _prepared_inputs(model, _single(functional.input))
         if prepared is not None:
             note_inputs(model, prepared)
-        elif _knows_batch(functional.input):
+        elif _knows_batch(functional.input) and all(map(is_dense, keras.tree.flatten(functional.input))):
             own = keras.tree.map_structure(_spec, _single(functional.input))
             _NOTED[model] = _of_graph(functional)._replace(inputs=callable_inputs(model, own))
     if model in _NOTED:
@@ -127,8 +127,8 @@ def _advice(error: UnsupportedModelError) -> str:
     if "NoneType" not in str(error):
         return ""
     return (
-        ". If it computes with the batch size in Python, give data of which all batches have one size: a dataset made "
-        "with batch(..., drop_remainder=True)"
+        ". If it computes with the batch size in Python, give data whose batches all have one size, such as a dataset "
+        "made with batch(..., drop_remainder=True)"
     )
 
 
@@ -204,6 +204,11 @@ def _of_graph(functional: Any) -> Signature:
 def _knows_batch(inputs: Any) -> bool:
     """Whether a batch size is among the shapes of inputs: that of a ``keras.Input``, or of a first call."""
     return any(tensor.shape[:1] not in ((), (None,)) for tensor in map(_spec, keras.tree.flatten(inputs)))
+
+
+def is_dense(tensor: Any) -> bool:
+    """Whether an input that ``keras.Input`` made, or the spec of one, is neither sparse nor ragged."""
+    return not getattr(tensor, "sparse", False) and not getattr(tensor, "ragged", False)
 
 
 def _taken_by(model: Any, functional: Any, given: Any) -> Any:
