@@ -30,7 +30,7 @@ from tf_memsaver.program.signature import trace_call, usual_call
 from tools.shared.models import small as models
 from tools.shared.models.real import gpt2
 from tools.shared.records import assert_close
-from tools.shared.training import assert_trains_alike, batch_for, train
+from tools.shared.training import assert_fit_alike, assert_trains_alike, batch_for, train
 
 MODELS: list[Callable[[], Any]] = [
     models.dropout_chain,
@@ -666,15 +666,13 @@ class Reversible(layers.Layer):
         self.dense.build(shape)
 
     def call(self, x: Any) -> Any:
-        weights = [variable.value for variable in self.dense.trainable_variables]
-
         @tf.custom_gradient
         def run(x: Any) -> Any:
             def gradient(dy: Any, variables: Any = None) -> Any:
                 with tf.GradientTape() as tape:
                     tape.watch(x)
                     made = self.dense(x)
-                first, *others = tape.gradient(made, [x, *weights], dy)
+                first, *others = tape.gradient(made, [x, *(variables or ())], dy)
                 return dy + first, others
 
             return x + self.dense(x), gradient
@@ -685,6 +683,34 @@ class Reversible(layers.Layer):
 def test_a_custom_gradient_over_variables_is_refused_with_the_reason() -> None:
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8), Reversible(), layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
-    with pytest.raises(UnsupportedModelError, match="reads a resource tensor, which lies outside the function"):
+    with pytest.raises(UnsupportedModelError, match=r"a tf.custom_gradient or tf.recompute_grad\) reads variables"):
         tf_memsaver.search_plan(model, batch_size=4, granularity="op")
-    assert "the custom gradient of" in tf_memsaver.search_plan(model, batch_size=4).note
+    assert "by layers alone: the gradient of" in tf_memsaver.search_plan(model, batch_size=4).note
+
+
+class Recomputing(layers.Layer):
+    """It recomputes by itself, as Keras users do by hand."""
+
+    def build(self, shape: Any) -> None:
+        self.dense = layers.Dense(shape[-1], "tanh")
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return tf.recompute_grad(lambda inputs: self.dense(inputs))(x)
+
+
+@pytest.mark.parametrize("own", [Reversible, Recomputing])
+def test_a_layer_whose_own_gradient_reads_variables_stays_stored_and_is_trained(own: type) -> None:
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        blocks = [layer for _ in range(3) for layer in (layers.Dense(64, "gelu"), layers.Dense(64), own())]
+        model = keras.Sequential([keras.Input((64,)), *blocks, layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    plain, plan = make(), tf_memsaver.search_plan(make(), batch_size=64, strategy="min_peak")
+    pinned = [layer for layer in plan.layers if "reads variables" in layer.reason]
+    assert len(pinned) == 3 and plan.recomputed_units
+    optimized = tf_memsaver.apply_plan(make(), plan)
+    x, y = np.random.default_rng(0).normal(size=(2, 256, 64)).astype("float32")
+    assert_fit_alike(plain, optimized, x, y[:, :1], batch_size=64)

@@ -12,6 +12,8 @@ from tf_memsaver.ir.graph import Phase
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS, FUNCTION_CALLS, hidden_state
 
+_READS_STATE = "has a gradient of its own (tf.custom_gradient, tf.recompute_grad) that reads variables"
+
 
 def pinned_units(sequence: CallSequence, step: TracedStep, variables: Iterable[tf.Variable]) -> dict[int, str]:
     """Return, by unit, the reason why the runtime cannot replay it; ``variables`` are those that are known.
@@ -53,9 +55,14 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
     resources = [(outer, inner) for outer, inner in step.graph.captures if outer.dtype == tf.resource]
     unknown = {id(inner) for outer, inner in resources if id(outer) not in known}
     for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
-        if phase is not Phase.FORWARD or owner is None or operation.device in step.elsewhere:
+        if owner is None or operation.device in step.elsewhere:
             continue
-        if operation.type in FUNCTION_CALLS and any(tensor.dtype == tf.resource for tensor in operation.inputs):
+        reads_state = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+        if phase is Phase.BACKWARD and reads_state and operation.type in ("ReadVariableOp", *FUNCTION_CALLS):
+            yield owner, f"{_READS_STATE}, which a replay cannot give it. Where that is tf.recompute_grad, take it out"
+        if phase is not Phase.FORWARD:
+            continue
+        if reads_state and operation.type in FUNCTION_CALLS:
             yield owner, "calls a tf.function that reads variables, which a replay cannot give it"
         if operation.type in ASSIGNMENTS and any(id(tensor) in unknown for tensor in operation.inputs):
             yield owner, "assigns a tf.Variable that Keras does not know: a replay would assign it again"

@@ -167,7 +167,8 @@ def _of_savings(simulator: Simulator, plan: Plan) -> str:
     what_next = f" Try {', or '.join(tried)}." if tried else ""
     if graph.note:
         reasons = (*reasons, f"the plan is {graph.note}")
-    return f"the plan {did}. {'. '.join(reason[:1].upper() + reason[1:] for reason in reasons)}.{what_next}"
+    sentences = (f"{reason[:1].upper()}{reason[1:].removesuffix('.')}." for reason in reasons)
+    return f"the plan {did}. {' '.join(sentences)}{what_next}"
 
 
 def _costs_more_than_it_saves(plan: Plan) -> bool:

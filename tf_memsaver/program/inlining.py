@@ -156,6 +156,12 @@ class Inliner:
                 found = gradient_function(operation)(operation, *upstream)
                 results = [None if t is None else tf.convert_to_tensor(t) for t in found]
         missing = [external for external, _ in graph.captures if id(external) not in slots]
+        if any(external.dtype == tf.resource for external in missing):
+            raise UnsupportedModelError(
+                f"the gradient of '{operation.name}' (a tf.custom_gradient or tf.recompute_grad) reads variables, and "
+                f"a replay by operations has tensors in their place. Plan by layers (granularity='layer'), which "
+                f"keeps the layer that it belongs to."
+            )
         if missing:
             # Eager tensors, such as the value of a variable, have no names.
             read = missing[0].name if tf.is_symbolic_tensor(missing[0]) else f"a {missing[0].dtype.name} tensor"
