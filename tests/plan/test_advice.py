@@ -38,12 +38,14 @@ def test_a_plan_that_saves_has_no_advice() -> None:
 def test_what_is_pinned_is_named_with_its_reason() -> None:
     found = advised(deep(pinned=RANDOM))
     assert "recomputes nothing, so it saves no memory" in found
-    assert f"'dense_0' {RANDOM}" in found and "12 of 24 layers cannot be recomputed" in found
+    assert f"'dense_0' {RANDOM} (11 others, too)" in found and "12 of 24 layers cannot be recomputed" in found
     assert "Try granularity='op', which plans inside all layers, or" in found
     by_layers = advised(deep(pinned=RANDOM), granularity="layer")
     assert "Try granularity='auto', which also plans inside layers, or" in by_layers
     noted = advised(replace(deep(pinned=RANDOM), note="by layers alone, since its steps are eager"))
     assert "The plan is by layers alone, since its steps are eager. Try granularity='op'" in noted
+    ends = advised(replace(deep(pinned=RANDOM), note="by layers alone: write the loop in Python."))
+    assert "The plan is by layers alone: write the loop in Python. Try" in ends
     assert "Try granularity='op', which" in advised(deep(pinned=RANDOM), granularity="auto")
     assert "granularity" not in advised(deep(pinned=RANDOM), granularity="op")
 

@@ -59,7 +59,7 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
             continue
         reads_state = any(tensor.dtype == tf.resource for tensor in operation.inputs)
         if phase is Phase.BACKWARD and reads_state and operation.type in ("ReadVariableOp", *FUNCTION_CALLS):
-            yield owner, f"{_READS_STATE}, which a replay cannot give it. Where that is tf.recompute_grad, take it out"
+            yield owner, f"{_READS_STATE}, which a replay cannot give it; if that is tf.recompute_grad, take it out"
         if phase is not Phase.FORWARD:
             continue
         if reads_state and operation.type in FUNCTION_CALLS:
