@@ -21,6 +21,7 @@ from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program import model_function
 from tf_memsaver.program.kinds import program_of
@@ -680,14 +681,6 @@ class Reversible(layers.Layer):
         return run(x)
 
 
-def test_a_custom_gradient_over_variables_is_refused_with_the_reason() -> None:
-    model = keras.Sequential([keras.Input((8,)), layers.Dense(8), Reversible(), layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    with pytest.raises(UnsupportedModelError, match=r"a tf.custom_gradient or tf.recompute_grad\) reads variables"):
-        tf_memsaver.search_plan(model, batch_size=4, granularity="op")
-    assert "by layers alone: the gradient of" in tf_memsaver.search_plan(model, batch_size=4).note
-
-
 class Recomputing(layers.Layer):
     """It recomputes by itself, as Keras users do by hand."""
 
@@ -699,18 +692,40 @@ class Recomputing(layers.Layer):
         return tf.recompute_grad(lambda inputs: self.dense(inputs))(x)
 
 
+class Stack(keras.Model):
+    """It calls layers whose own gradients read variables, and computes in between."""
+
+    def __init__(self, own: type) -> None:
+        super().__init__()
+        self.blocks = [layer for _ in range(3) for layer in (layers.Dense(64, "gelu"), layers.Dense(64), own())]
+        self.head = layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = x + block(x) * 0.5
+        return self.head(x)
+
+
 @pytest.mark.parametrize("own", [Reversible, Recomputing])
-def test_a_layer_whose_own_gradient_reads_variables_stays_stored_and_is_trained(own: type) -> None:
+@pytest.mark.parametrize("granularity", ["auto", "op", "layer"])
+@pytest.mark.parametrize("is_subclassed", [False, True])
+def test_layers_whose_own_gradients_read_variables_train_alike(
+    own: type, granularity: Granularity, is_subclassed: bool
+) -> None:
     def make() -> keras.Model:
         keras.utils.set_random_seed(3)
-        blocks = [layer for _ in range(3) for layer in (layers.Dense(64, "gelu"), layers.Dense(64), own())]
-        model = keras.Sequential([keras.Input((64,)), *blocks, layers.Dense(1)])
+        stack = Stack(own)
+        model = stack if is_subclassed else keras.Sequential([keras.Input((64,)), *stack.blocks, stack.head])
+        model(np.zeros((1, 64), "float32"))
         model.compile("sgd", "mse", jit_compile=False)
         return model
 
-    plain, plan = make(), tf_memsaver.search_plan(make(), batch_size=64, strategy="min_peak")
-    pinned = [layer for layer in plan.layers if "reads variables" in layer.reason]
-    assert len(pinned) == 3 and plan.recomputed_units
-    optimized = tf_memsaver.apply_plan(make(), plan)
     x, y = np.random.default_rng(0).normal(size=(2, 256, 64)).astype("float32")
-    assert_fit_alike(plain, optimized, x, y[:, :1], batch_size=64)
+    data = x, y[:, :1]
+    optimized = tf_memsaver.optimize(make(), data=data, batch_size=64, strategy="min_peak", granularity=granularity)
+    plan = optimized.memsaver_plan
+    if granularity == "layer":
+        assert sum("reads variables" in layer.reason for layer in plan.layers) == 3
+    # By layers, what the subclassed model computes in between is kept.
+    assert plan.recomputed_units or (is_subclassed and granularity == "layer")
+    assert_fit_alike(make(), optimized, *data, batch_size=64)

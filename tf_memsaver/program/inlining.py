@@ -153,15 +153,17 @@ class Inliner:
             graph = FuncGraph("gradient")
             with graph.as_default():
                 upstream = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
-                found = gradient_function(operation)(operation, *upstream)
+                try:
+                    found = gradient_function(operation)(operation, *upstream)
+                except NotImplementedError:
+                    # tf.recompute_grad has no second derivative. A copy has the same gradient function, which says so.
+                    release(graph)
+                    return None
                 results = [None if t is None else tf.convert_to_tensor(t) for t in found]
-        missing = [external for external, _ in graph.captures if id(external) not in slots]
-        if any(external.dtype == tf.resource for external in missing):
-            raise UnsupportedModelError(
-                f"the gradient of '{operation.name}' (a tf.custom_gradient or tf.recompute_grad) reads variables, and "
-                f"a replay by operations has tensors in their place. Plan by layers (granularity='layer'), which "
-                f"keeps the layer that it belongs to."
-            )
+        # A variable that the gradient reads: the function has captured it, too.
+        captures = {id(external): slots[id(internal)] for external, internal in operation.graph.captures}
+        slot_of = {**captures, **slots}
+        missing = [external for external, _ in graph.captures if id(external) not in slot_of]
         if missing:
             # Eager tensors, such as the value of a variable, have no names.
             read = missing[0].name if tf.is_symbolic_tensor(missing[0]) else f"a {missing[0].dtype.name} tensor"
@@ -169,7 +171,7 @@ class Inliner:
                 f"the custom gradient of '{operation.name}' reads {read}, which lies outside the function. "
                 f"Pass it to the function with the custom gradient as an argument."
             )
-        inner = {id(internal): slots[id(external)] for external, internal in graph.captures}
+        inner = {id(internal): slot_of[id(external)] for external, internal in graph.captures}
         captured = tuple(slot for slot in dict.fromkeys(inner.values()) if slot not in self._constant_of)
         inner.update({id(tensor): self._new() for tensor in upstream})
         outer_calls, self.calls = self.calls, []
