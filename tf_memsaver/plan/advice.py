@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tf_memsaver.cost.device import LEAST_OF_PREDICTED
 from tf_memsaver.errors import InfeasibleBudgetError
@@ -299,12 +299,8 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
     pinned = [unit for unit in layers if reasons[unit.label]]
     held = sum(unit.kept_bytes for unit in pinned)
     if held >= _PINNED * total or len(pinned) >= _PINNED * len(layers):
-        of_reason: dict[str, list[str]] = {}
-        for unit in pinned:
-            of_reason.setdefault(reasons[unit.label], []).append(unit.label)
-        named = "; ".join(_with_reason(labels, reason) for reason, labels in list(of_reason.items())[:_NAMED])
-        others = sum(map(len, list(of_reason.values())[_NAMED:]))
-        more = f"; and {others} more" if others else ""
+        named = "; ".join(f"'{unit.label}' {reasons[unit.label]}" for unit in pinned[:_NAMED])
+        more = f"; and {len(pinned) - _NAMED} more" if len(pinned) > _NAMED else ""
         units = units_in_words(len(layers), request.granularity, graph.opened)
         yield (
             f"{len(pinned)} of {units} cannot be recomputed, and make {format_bytes(held)} of the "
@@ -325,12 +321,6 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
             )
         else:
             yield f"{places}, since a segment that ends elsewhere would change the rounding of a sum", remedy
-
-
-def _with_reason(labels: Sequence[str], reason: str) -> str:
-    """Return the first of labels with a reason, and how many others have the same."""
-    others = len(labels) - 1
-    return f"'{labels[0]}' {reason}" + (f" ({others} {'other' if others == 1 else 'others'}, too)" if others else "")
 
 
 def _terms_of_the_longest_sum(graph: Graph) -> int:
