@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,7 +13,12 @@ from tf_memsaver.ir.graph import Phase
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS, FUNCTION_CALLS, hidden_state
 
-_READS_STATE = "has a gradient of its own (tf.custom_gradient, tf.recompute_grad) that reads variables"
+_READERS = ("ReadVariableOp", *FUNCTION_CALLS)
+
+_OWN_GRADIENT = (
+    "has a gradient of its own (tf.custom_gradient, tf.recompute_grad) that reads variables, which a replay cannot "
+    "give it; if that is tf.recompute_grad, take it out"
+)
 
 
 def pinned_units(sequence: CallSequence, step: TracedStep, variables: Iterable[tf.Variable]) -> dict[int, str]:
@@ -50,22 +56,25 @@ def _by_trace(step: TracedStep) -> Iterator[tuple[int, str]]:
 
 
 def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterator[tuple[int, str]]:
-    """Yield the units that are pinned for an operation in their forward pass."""
+    """Yield the units that are pinned for an operation of their forward pass, or of their gradient."""
     known = {id(variable.handle) for variable in variables}
     resources = [(outer, inner) for outer, inner in step.graph.captures if outer.dtype == tf.resource]
     unknown = {id(inner) for outer, inner in resources if id(outer) not in known}
     for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
         if owner is None or operation.device in step.elsewhere:
             continue
-        reads_state = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-        if phase is Phase.BACKWARD and reads_state and operation.type in ("ReadVariableOp", *FUNCTION_CALLS):
-            yield owner, f"{_READS_STATE}, which a replay cannot give it; if that is tf.recompute_grad, take it out"
+        if phase is Phase.BACKWARD and operation.type in _READERS and _takes_state(operation):
+            yield owner, _OWN_GRADIENT
         if phase is not Phase.FORWARD:
             continue
-        if reads_state and operation.type in FUNCTION_CALLS:
+        if operation.type in FUNCTION_CALLS and _takes_state(operation):
             yield owner, "calls a tf.function that reads variables, which a replay cannot give it"
         if operation.type in ASSIGNMENTS and any(id(tensor) in unknown for tensor in operation.inputs):
             yield owner, "assigns a tf.Variable that Keras does not know: a replay would assign it again"
         blocker = hidden_state(operation, step.graph)
         if blocker:
             yield owner, f"runs {blocker}, whose hidden state cannot be replayed"
+
+
+def _takes_state(operation: Any) -> bool:
+    return any(tensor.dtype == tf.resource for tensor in operation.inputs)

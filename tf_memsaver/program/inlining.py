@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -145,7 +146,7 @@ class Inliner:
             )
         )
 
-    def _custom_gradient(self, operation: Any, slots: Mapping[int, int]) -> CustomGradient | None:
+    def _custom_gradient(self, operation: Any, slots: dict[int, int]) -> CustomGradient | None:
         """Return the gradient that an operation brings along, listed as calls like the function itself."""
         if not has_custom_gradient(operation):
             return None
@@ -161,8 +162,9 @@ class Inliner:
                     return None
                 results = [None if t is None else tf.convert_to_tensor(t) for t in found]
         # A variable that the gradient reads: the function has captured it, too.
-        captures = {id(external): slots[id(internal)] for external, internal in operation.graph.captures}
-        slot_of = {**captures, **slots}
+        pairs = operation.graph.captures
+        captures = {id(external): slots[id(internal)] for external, internal in pairs if id(internal) in slots}
+        slot_of = ChainMap(slots, captures)
         missing = [external for external, _ in graph.captures if id(external) not in slot_of]
         if missing:
             # Eager tensors, such as the value of a variable, have no names.
