@@ -113,12 +113,26 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
         replayed = added[: end - start]
-        assert EXACT.read_in_replay([], replayed, needed_for([gradient, y], added), [], [], Gates()) == ()
-        assert EXACT.read_in_replay([], replayed, needed_for([gradient], added), [], [], Gates())
+        assert EXACT.read_in_replay([], replayed, needed_for([gradient, y], added), [y], [], Gates()) == ()
+        assert EXACT.read_in_replay([], replayed, needed_for([gradient], added), [y], [], Gates())
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")
     assert [op.inputs[0].op for op in reads if op.type == "Reshape"] == [sine]
+
+
+def test_a_replay_keeps_no_reader_that_leads_nowhere() -> None:
+    graph = tf.__internal__.FuncGraph("replay")
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [8, 4])
+        y = tf.square(tf.nn.silu(tf.sin(x)))
+        replayed = graph.get_operations()[1:]
+        product = y.op.inputs[0].op.inputs[0]
+        # What tf.custom_gradient adds, whatever reads it, and sizes that are known.
+        assert {each.type for each in product.consumers()} == {"Identity", "IdentityN"}
+        tf.shape(product)
+        needed = needed_for([y], replayed)
+        assert EXACT.read_in_replay([], replayed, needed, [y], [], Gates()) == ()
 
 
 @pytest.mark.parametrize(

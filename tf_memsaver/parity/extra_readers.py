@@ -150,19 +150,23 @@ def _activated_convolution(operation: Any) -> Any | None:
 
 
 def values_that_lose_readers(
-    replayed: Sequence[Any], needed: Collection[int], outputs: Iterable[Any]
+    replayed: Sequence[Any], needed: Collection[int], outputs: Sequence[Any], arrived: Iterable[int]
 ) -> list[tf.Tensor]:
     """Return the replayed values that lose a reader: an operation that is not needed, or one after the segment.
+
+    What leads nowhere reads nothing in the plain step, either: ``tf.custom_gradient`` adds such an Identity.
 
     Args:
       replayed: what a replay added to its graph, in order.
       needed: the ids of the operations that its gradients are made of.
-      outputs: what it returned and is read after the segment.
+      outputs: what it returned.
+      arrived: the places of those that are read after the segment.
     """
-    here = {id(operation) for operation in replayed}
-    unneeded = [operation for operation in replayed if id(operation) not in needed]
-    lost = [tensor for operation in unneeded for tensor in operation.inputs]
-    lost += [tensor for tensor in outputs if sum(id(reader) in needed for reader in tensor.consumers()) == 1]
+    here, led_on = {id(operation) for operation in replayed}, needed_for(outputs, replayed)
+    unneeded = [each for each in replayed if id(each) in led_on and id(each) not in needed]
+    lost = [tensor for operation in unneeded for tensor in _read_by(operation)]
+    read_after = [outputs[place] for place in arrived]
+    lost += [tensor for tensor in read_after if sum(id(reader) in needed for reader in tensor.consumers()) == 1]
     return [tensor for tensor in lost if id(tensor.op) in needed and id(tensor.op) in here]
 
 
@@ -171,12 +175,15 @@ def needed_for(results: Iterable[Any], operations: Iterable[Any]) -> set[int]:
     own = {id(operation) for operation in operations}
 
     def before(operation: Any) -> list[Any]:
-        # Graph optimisation knows the sizes of the others.
-        sizes = operation.type in METADATA_READERS
-        read = [tensor for tensor in operation.inputs if not (sizes and tensor.shape.is_fully_defined())]
-        return [tensor.op for tensor in read if id(tensor.op) in own]
+        return [tensor.op for tensor in _read_by(operation) if id(tensor.op) in own]
 
     return led_to((tensor.op for tensor in results if id(tensor.op) in own), before)
+
+
+def _read_by(operation: Any) -> list[Any]:
+    """Return what an operation reads, but for tensors of whose sizes alone it asks: graph optimisation knows these."""
+    sizes = operation.type in METADATA_READERS
+    return [tensor for tensor in operation.inputs if not (sizes and tensor.shape.is_fully_defined())]
 
 
 def first_elements(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:

@@ -193,7 +193,7 @@ class Parity:
             return ()
         read: list[tf.Tensor] = []
         if Rule.READERS_IN_REPLAY in self.rules:
-            read += extra_readers.values_that_lose_readers(replayed, needed, [outputs[place] for place in arrived])
+            read += extra_readers.values_that_lose_readers(replayed, needed, outputs, arrived)
         if Rule.FIRST_SWISHES in self.rules:
             read += first_swishes(replayed)
         if Rule.TERMS_IN_REPLAY in self.rules:
