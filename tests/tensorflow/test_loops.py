@@ -186,6 +186,90 @@ def test_a_loop_trains_alike_for_twenty_steps(make: Callable[[], Any], how: str)
     assert_same(*outcomes)
 
 
+class Dropping(layers.Layer):
+    """A swish in front of a dropout, whose number moves into the swish where the batch size is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dropout, self.last = layers.Dense(32), layers.Dropout(0.1, seed=4), layers.Dense(WIDTH)
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.last(self.dropout(tf.nn.silu(self.first(x)), training=training))
+
+
+@pytest.mark.parametrize("granularity", ["layer", "auto"])
+def test_a_constant_moves_in_a_replay_as_in_the_plain_step(granularity: Any) -> None:
+    outcomes = []
+    for is_optimized in (False, True):
+        keras.utils.set_random_seed(0)
+        net = keras.Sequential([keras.Input((WIDTH,)), *(Dropping() for _ in range(3))])
+        step, use = plain_loop(net)
+        if is_optimized:
+            given: dict[str, Any] = {"granularity": granularity, "strategy": "recompute_all"}
+            net = tf_memsaver.optimize(net, data=pairs(), step=step, **given)
+            use(net)
+            assert net.memsaver_plan.recomputed
+        losses = [np.asarray(step(*element)) for element in pairs().repeat().take(20)]
+        outcomes.append((losses, [v.numpy() for v in net.variables]))
+    assert_same(*outcomes)
+
+
+class Noisy(keras.Model):
+    """Adds blocks up in its own ``call``, reads an attribute there, and draws numbers without a seed of their own."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.wide = [layers.Dense(4 * WIDTH, "gelu") for _ in range(3)]
+        self.narrow = [layers.Dense(WIDTH) for _ in range(3)]
+        self.factor = 0.5
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        for wide, narrow in zip(self.wide, self.narrow, strict=True):
+            x = x + self.factor * narrow(keras.random.dropout(wide(x + tf.random.normal(tf.shape(x), stddev=0.1)), 0.2))
+        return x
+
+
+@pytest.mark.parametrize("granularity", ["op", "auto"])
+def test_attributes_and_seeds_that_are_set_before_a_loop_count(
+    granularity: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run(is_optimized: bool, factor: float, seed: int) -> Any:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        net = Noisy()
+        net(X[:64])
+        step, use = plain_loop(net)
+        if is_optimized:
+            net = tf_memsaver.optimize(net, data=pairs(), step=step, granularity=granularity, strategy="recompute_all")
+            use(net)
+            assert net.memsaver_plan.recomputed
+        net.factor = factor
+        keras.utils.set_random_seed(seed)
+        losses = [step(*element).numpy() for element in pairs().repeat().take(8)]
+        return losses, [variable.numpy() for variable in net.variables]
+
+    plain = run(False, 2.0, 1)
+    assert_same(run(True, 2.0, 1), plain)
+    assert not np.array_equal(run(False, 2.0, 2)[0], plain[0]) and not np.array_equal(run(False, 0.5, 1)[0], plain[0])
+    assert "last bits" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "reason"),
+    [
+        (tf.function, ""),
+        (lambda step: step, "is no tf.function, so it may run eagerly"),
+        (functools.partial(tf.function, jit_compile=True), "XLA compiles its steps"),
+    ],
+    ids=["graph", "python", "xla"],
+)
+def test_networks_of_a_loop_are_cut_inside_where_its_step_is_a_graph(wrapped: Any, reason: str) -> None:
+    trainer = Trainer(Noisy())
+    plan = tf_memsaver.search_plan(trainer.net, data=pairs(), step=wrapped(trainer.step), strategy="recompute_all")
+    assert bool(plan.opened) is not bool(reason) and reason in plan.note
+    assert plan.recomputed
+
+
 def plain_loop(wide: Any) -> tuple[Any, Any]:
     """Return a model and a step that knows it by a variable around it, and a way to set that."""
     net, optimizer = wide, keras.optimizers.Adam(1e-3)
@@ -417,10 +501,23 @@ def test_a_plan_is_saved_with_its_network(tmp_path: Any) -> None:
     _, critic = tf_memsaver.optimize(given, data=singles(), step=loop.step, strategy="recompute_all")
     critic.save(tmp_path / "critic.keras")
     loaded = keras.models.load_model(tmp_path / "critic.keras")
-    assert loaded.memsaver_plan.recomputed
+    assert loaded.memsaver_plan.recomputed and not loaded.memsaver_plan.opened
     assert loaded.memsaver_plan.labels == tuple(layer.name for layer in critic.layers)
     with pytest.raises(PlanMismatchError):
         tf_memsaver.apply_plan(loop.critic, critic.memsaver_plan)
+
+
+@keras.saving.register_keras_serializable(package="test_loops")
+class Kept(Noisy):
+    """A network that a file keeps."""
+
+
+def test_a_plan_that_cuts_inside_is_saved_with_its_network(tmp_path: Any) -> None:
+    trainer = Trainer(Kept())
+    net = tf_memsaver.optimize(trainer.net, data=pairs(), step=tf.function(trainer.step), strategy="recompute_all")
+    net.save(tmp_path / "net.keras")
+    loaded = keras.models.load_model(tmp_path / "net.keras").memsaver_plan
+    assert loaded.opened and loaded.recomputed_units == net.memsaver_plan.recomputed_units
 
 
 class Called:

@@ -52,6 +52,11 @@ def python_signature(function: Any) -> inspect.Signature:
     )
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether XLA compiles what a ``tf.function`` traces."""
+    return bool(function._jit_compile)
+
+
 def has_traces(function: Any) -> bool:
     """Whether a ``tf.function`` has been traced, so that equal arguments run what was traced then."""
     return bool(function.experimental_get_tracing_count())

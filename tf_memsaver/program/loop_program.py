@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tf_memsaver.compat import functions
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.loop import Loop, warn_of_plain_networks
@@ -37,9 +38,11 @@ class LoopProgram(StepProgram):
 
     @staticmethod
     def by_layers_since(model: Loop) -> str:
-        """Return why granularity ``"auto"`` takes no layer apart: a loop may call its networks in any way."""
-        del model
-        return "it trains by a step of its own"
+        """Return why granularity ``"auto"`` takes no layer of the networks apart, or an empty string."""
+        step = model.memsaver_step
+        if not functions.is_tf_function(step.function):
+            return f"step '{step.name}' is no tf.function, so it may run eagerly (give the one that the loop calls)"
+        return "XLA compiles its steps" if functions.is_compiled(step.function) else ""
 
     def optimized(self, model: Loop, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:
         """Return the networks of a loop, in the structure in which they were given; what stays plain is as it was."""

@@ -167,8 +167,13 @@ def settings_of(model: Any) -> Any:
 
     Of the latter only numbers, texts and flags are compared.
     """
+    return trainable_in(model), values_in(model)
+
+
+def values_in(model: Any) -> tuple[Any, ...]:
+    """Return the numbers, texts and flags that the layers of a model read in Python."""
     values = map(keras_models.python_values, keras_models.all_layers(model))
-    return trainable_in(model), tuple(tuple((n, type(v), v) for n, v in sorted(each.items())) for each in values)
+    return tuple(tuple((n, type(v), v) for n, v in sorted(each.items())) for each in values)
 
 
 def trainable_in(model: Any) -> tuple[bool, ...]:

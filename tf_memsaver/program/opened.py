@@ -64,6 +64,7 @@ class OpenedCall:
             segments=tuple(_within(plan.segments, self.start, self.stop)),
             labels=self.program.sequence.labels,
             signatures=self.program.sequence.signatures,
+            opened=self.program.sequence.opened,
         )
 
 

@@ -210,8 +210,8 @@ class StepInSegments:
     def renew(self, model: Any | None) -> None:
         """Trace calls anew when they are made next (see ``operation_program``)."""
         for program, call in self._calls.values():
-            if isinstance(program, OperationProgram) and isinstance(call, OperationsInSegments):
-                call.renew(model if program.model is self._model else None)
+            is_of_model = isinstance(program, OperationProgram) and program.model is self._model
+            _renew(call, model if is_of_model else None)
 
     def __call__(self, model: Any, data: Any) -> Any:
         """Return what the ``train_step`` of a model's own class returns."""
@@ -232,6 +232,11 @@ class CallsInTurn:
         self._calls, self.plan = calls, plan
         self._made = _Counts()
 
+    def renew(self, model: Any | None) -> None:
+        """Trace calls anew when they are made next (see ``operation_program``)."""
+        for call in self._calls:
+            _renew(call, model)
+
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
         """Return what the model's own ``call`` returns (see ``program.TrainingCall``)."""
         graph = tf.compat.v1.get_default_graph()
@@ -239,6 +244,12 @@ class CallsInTurn:
         self._made.by_graph[graph] = number + 1
         call = self._calls[number % len(self._calls)]
         return plain_call(model, args, kwargs) if call is None else call(model, args, kwargs, shared)
+
+
+def _renew(call: TrainingCall | None, model: Any | None) -> None:
+    """Trace a network's call, if that stands for its code, or those inside of it anew when they are made next."""
+    if isinstance(call, (OperationsInSegments, _TakenApart)):
+        call.renew(model)
 
 
 def _call_of(path: str, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> TrainingCall | None:
@@ -254,6 +265,12 @@ class _TakenApart:
 
     def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
         self._calls = calls
+
+    def renew(self, model: Any | None) -> None:
+        """Trace the calls inside anew when they are made next: the code around them runs in any case."""
+        del model
+        for _, call in self._calls.values():
+            _renew(call, None)
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
         del shared

@@ -29,7 +29,7 @@ from tf_memsaver.plan.plan import Plan
 from tf_memsaver.program.kinds import program_of
 from tf_memsaver.program.model_call import may_be_differentiated, plain_call
 from tf_memsaver.program.model_check import check_model
-from tf_memsaver.program.model_function import settings_of
+from tf_memsaver.program.model_function import values_in
 from tf_memsaver.program.signature import (
     inputs_to_json,
     is_planned_as_a_step,
@@ -87,12 +87,6 @@ class OptimizedModel:
         """The plan by which the model trains (a ``Plan``)."""
         return self._memsaver.plan
 
-    @property
-    def _own_plan(self) -> Plan | None:
-        """The plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
-        run = self._memsaver.run
-        return run.plan if isinstance(run, CallsInTurn) else self._memsaver.plan
-
     def summary(
         self, line_length: int | None = None, positions: Any = None, print_fn: Any = None, **options: Any
     ) -> None:
@@ -108,15 +102,11 @@ class OptimizedModel:
     def make_train_function(self, force: bool = False) -> Any:
         """Make what ``fit`` runs, as Keras does; say so if the plan is for a model of which more or less is trained.
 
-        Where what layers read in Python was seen to change, or it was compiled again, or other seeds were set, it is
-        traced anew.
+        What it traces is traced anew where that may have changed (see ``_renew``).
         """
-        in_place, compiled, settings = self._memsaver, keras_training.last_compiled(self), _settings(self)
-        if (compiled, settings) != (in_place.compiled, in_place.settings) and hasattr(in_place.run, "renew"):
-            in_place.compiled, in_place.settings = compiled, settings
-            has_graph = keras_models.inner_functional(self) is not None
-            in_place.run.renew(None if has_graph else _same_model(self, keras_models.own_class(self)))
-        if self._check_layers() and _trained(self) != in_place.trained:
+        _renew(self)
+        in_place = self._memsaver
+        if _has_its_layers(self) and _trained(self) != in_place.trained:
             in_place.trained = _trained(self)
             logging.warning(
                 "layers of model '%s' were frozen or unfrozen since it was planned. It trains by that plan, but its "
@@ -127,23 +117,10 @@ class OptimizedModel:
             )
         return super().make_train_function(force)  # type: ignore[misc]
 
-    def _check_layers(self) -> bool:
-        """Return whether the plan is for the layers that the model has; if not, say so once."""
-        in_place = self._memsaver
-        has = not isinstance(self, keras.Sequential) or [each() for each in in_place.layers] == self.layers
-        if not has and in_place.layers:
-            in_place.layers = ()
-            logging.warning(
-                "layers of model '%s' were added or removed since it was planned, so it trains without its plan and "
-                "saves no memory. Optimize it again: model = tf_memsaver.optimize(model, ...).",
-                self.name,  # type: ignore[attr-defined]
-            )
-        return has
-
     def get_config(self) -> dict[str, Any]:
         """Return the plain model's serialized form and the plan."""
         logging.log_first_n(logging.INFO, "saving an optimized model: %s", 1, _TO_LOAD)
-        plain = keras.saving.serialize_keras_object(strip(self))
+        plain, own_plan = keras.saving.serialize_keras_object(strip(self)), _own_plan(self)
         keras_copies.keep_precision(plain, self)
         if not is_planned_as_a_step(self):
             plain.pop("compile_config", None)  # Else it is compiled before its step is traced, to apply the plan.
@@ -151,7 +128,7 @@ class OptimizedModel:
         return {
             "to_load": _TO_LOAD,
             "model": plain,
-            "plan": None if self._own_plan is None else self._own_plan.to_json(),
+            "plan": None if own_plan is None else own_plan.to_json(),
             "inputs": inputs_to_json(self),
             "trained_on": trained_on_to_json(self),
         }
@@ -203,6 +180,45 @@ class OptimizedModel:
             return plain
 
 
+# No methods of the class, whose names might be those of methods that a user's class has.
+
+
+def _own_plan(model: Any) -> Plan | None:
+    """Return the plan for a call of this model alone, if there is one; a loop's step may be for other models, too."""
+    in_place = model._memsaver
+    run = in_place.run
+    return run.plan if isinstance(run, CallsInTurn) else in_place.plan
+
+
+def _renew(model: Any) -> None:
+    """Trace calls anew where what layers read in Python was seen to change, or it was compiled, or seeds were set.
+
+    Flags of what is trained are left out: plans of operations know their calls by these.
+    """
+    in_place = model._memsaver
+    if not hasattr(in_place.run, "renew"):
+        return
+    compiled, settings = keras_training.last_compiled(model), _settings(model)
+    if (compiled, settings) != (in_place.compiled, in_place.settings):
+        in_place.compiled, in_place.settings = compiled, settings
+        has_graph = keras_models.inner_functional(model) is not None
+        in_place.run.renew(None if has_graph else _same_model(model, keras_models.own_class(model)))
+
+
+def _has_its_layers(model: Any) -> bool:
+    """Return whether the plan is for the layers that a model has; if not, say so once."""
+    in_place = model._memsaver
+    has = not isinstance(model, keras.Sequential) or [each() for each in in_place.layers] == model.layers
+    if not has and in_place.layers:
+        in_place.layers = ()
+        logging.warning(
+            "layers of model '%s' were added or removed since it was planned, so it trains without its plan and "
+            "saves no memory. Optimize it again: model = tf_memsaver.optimize(model, ...).",
+            model.name,
+        )
+    return has
+
+
 def make_optimized(model: Any, plan: Plan) -> Any:
     """Return ``model`` (which stays as it is) as an instance that trains by ``plan``; of a loop, its networks.
 
@@ -249,7 +265,7 @@ def _put_in_place(optimized: Any, in_place: PlanInPlace) -> None:
 
 
 def _settings(model: Any) -> Any:
-    return settings_of(model), seeds_in_force()
+    return values_in(model), seeds_in_force()
 
 
 def _trained(model: Any) -> tuple[str, ...]:
@@ -296,7 +312,9 @@ def _call_of(base: Any) -> Any:
 
     @functools.wraps(base.call, updated=())
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        planned = _may_be_differentiated(args, kwargs) and self._check_layers()
+        planned = _may_be_differentiated(args, kwargs) and _has_its_layers(self)
+        if planned:
+            _renew(self)
         run = self._memsaver.run if planned else plain_call
         return run(self, args, kwargs)
 
