@@ -441,7 +441,7 @@ class Diffusion(Trainer):
 
 
 @pytest.mark.parametrize("how", ["function", "eager"])
-def test_a_network_that_is_called_with_several_tensors_is_taken_apart(
+def test_a_network_that_is_called_with_several_tensors_is_planned_for_each_way(
     how: str, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     outcomes = []
@@ -463,7 +463,7 @@ def test_a_network_that_is_called_with_several_tensors_is_taken_apart(
     assert all(np.array_equal(a, b) for a, b in zip(loaded.weights, trainer.net.weights, strict=True))
 
 
-def test_a_network_that_is_taken_apart_has_a_plan_that_recomputes_nothing() -> None:
+def test_a_network_of_which_nothing_is_recomputed_has_a_plan() -> None:
     trainer = Diffusion(Several(name="several"))
     trainer.net(X[:2], X[:2])
     net = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step, strategy="plain")
@@ -518,6 +518,108 @@ def test_a_plan_that_cuts_inside_is_saved_with_its_network(tmp_path: Any) -> Non
     net.save(tmp_path / "net.keras")
     loaded = keras.models.load_model(tmp_path / "net.keras").memsaver_plan
     assert loaded.opened and loaded.recomputed_units == net.memsaver_plan.recomputed_units
+
+
+class Attending(keras.Model):
+    """Adds blocks up in a call of several tensors, some of which may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__(name="attending")
+        self.queries = [layers.Dense(3 * WIDTH) for _ in range(3)]
+        self.wide, self.narrow = [[layers.Dense(size, "gelu") for _ in range(3)] for size in (4 * WIDTH, WIDTH)]
+        self.dropout, self.scale = layers.Dropout(0.1, seed=3), 0.5
+
+    def call(self, x: Any, allowed: Any, hints: Any = None, training: Any = None) -> Any:
+        for queries, wide, narrow in zip(self.queries, self.wide, self.narrow, strict=True):
+            q, k, v = tf.split(queries(x), 3, -1)
+            seen = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) - 1e9 * (1.0 - allowed)[None])
+            x = x + self.dropout(tf.matmul(seen, v), training=training)
+            x = x + self.scale * narrow(wide(x))
+            if hints is not None:
+                x = x + hints["one"]
+        return x
+
+
+class Masked(Trainer):
+    """Calls a network in two ways; a weight of the step's own is among its arguments."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__(net)
+        self.hint = tf.Variable(tf.ones((1, WIDTH)))
+
+    def step(self, x: Any, y: Any) -> Any:
+        mask = tf.cast(x[:, :8] > -0.5, tf.float32)
+        with tf.GradientTape() as tape:
+            made = self.net(x[:, None], mask[:1, :1], training=True)
+            made = self.net(made, mask[:1, :1], hints={"one": self.hint[None] * 1.0, "other": None}, training=True)
+            loss = SQUARE(y, made[:, 0])
+        weights = [*self.net.trainable_variables, self.hint]
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    @property
+    def numbers(self) -> list[Any]:
+        return [*super().numbers, self.hint.numpy()]
+
+
+@pytest.mark.parametrize("granularity", ["auto", "op", "layer"])
+def test_a_network_that_is_called_with_several_tensors_trains_alike(
+    granularity: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes = []
+    for is_optimized in (False, True):
+        keras.utils.set_random_seed(0)
+        trainer = Masked(Attending())
+        step = tf.function(trainer.step)
+        if is_optimized:
+            trainer.net(X[:4, None], X[:1, :1])
+            given: dict[str, Any] = {"granularity": granularity, "strategy": "recompute_all"}
+            trainer.net = tf_memsaver.optimize(trainer.net, data=pairs(), step=step, **given)
+            plan = trainer.net.memsaver_plan
+            assert {label.partition("/")[0] for label in plan.recomputed} == {"attending", "attending#2"}
+            assert any("call()" in name for name in plan.opened) is (granularity == "auto")
+            trainer.net.scale = 0.25
+        else:
+            trainer.net(X[:4, None], X[:1, :1])
+            trainer.net.scale = 0.25
+        # The last batch is a smaller one.
+        outcomes.append(trained(trainer, step, pairs(96), steps=8))
+    assert_same(*outcomes)
+    assert "without its plan" not in caplog.text and "last bits" not in caplog.text
+
+
+def test_a_network_that_is_called_in_another_way_than_planned_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Masked(Attending())
+    trainer.net(X[:4, None], X[:1, :1])
+    net = tf_memsaver.optimize(trainer.net, data=pairs(), step=tf.function(trainer.step), granularity="op")
+
+    @tf.function
+    def other() -> Any:
+        with tf.GradientTape() as tape:
+            made = net(X[:4, None], X[:1, :1], hints={"one": X[:1, None], "other": X[:1]}, training=True)
+        return tape.gradient(made, net.trainable_variables[0])
+
+    other()
+    assert "it was called with hints=, which the plan is not made for" in caplog.text
+
+
+class AnyNumber(keras.Model):
+    """Takes as many tensors as it is given."""
+
+    def call(self, *several: Any) -> Any:
+        return several[0] + several[1]
+
+
+def test_a_network_that_takes_any_number_of_tensors_is_not_planned_for() -> None:
+    net, inner = AnyNumber(), network()
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = SQUARE(y, net(inner(x), x))
+        return tape.gradient(loss, inner.trainable_variables)
+
+    with pytest.raises(UnsupportedModelError, match="any number of arguments"):
+        tf_memsaver.optimize(net, data=pairs(), step=step)
 
 
 class Called:

@@ -55,12 +55,12 @@ class BlockCalls(ModelFunction):
         """Return the call with other arguments or settings, cut as this one is."""
         return BlockCalls(model, given, self.opened)
 
-    def called(self, model: Any, inputs: Any) -> Any:
+    def called(self, model: Any, flat: Sequence[Any]) -> Any:
         """Call the model and note which layers it calls."""
         self._graph = tf.compat.v1.get_default_graph()
         self._root = TracedLayer(layer=model, path="", start=0)
         with keras_calls.layer_calls_go_to(Recorder(self._root, self._graph)):
-            return model(inputs, **self.given.arguments)
+            return self.given.called(model, flat)
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.tapes import could_possibly_record
@@ -34,14 +35,22 @@ def arguments_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return named
 
 
+def takes_any_number(model: Any) -> bool:
+    """Whether a model's own ``call`` takes any number of arguments that have no names."""
+    parameters = inspect.signature(keras_models.own_class(model).call).parameters  # type: ignore[attr-defined]
+    return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
+
+
 class CallArguments(NamedTuple):
     """What a model is called with: its first argument, ``training``, and by name the others that are not None.
 
-    Where nobody gives ``training``, it is None, and the call has it from what is around.
+    ``tensors`` are those that hold tensors. Where nobody gives ``training``, it is None, and the call has it from what
+    is around.
     """
 
     inputs: Any
     training: Any
+    tensors: dict[str, Any]
     others: dict[str, Any]
 
     @classmethod
@@ -50,7 +59,9 @@ class CallArguments(NamedTuple):
         (_, inputs), *others = arguments_of(model, args, kwargs).items()
         # Keras gives a model of several inputs a list of their masks, though none has one.
         given = {name: value for name, value in others if any(leaf is not None for leaf in keras.tree.flatten(value))}
-        return cls(inputs, given.pop("training", None), given)
+        training = given.pop("training", None)
+        tensors = {name: value for name, value in given.items() if any(map(tf.is_tensor, keras.tree.flatten(value)))}
+        return cls(inputs, training, tensors, {name: value for name, value in given.items() if name not in tensors})
 
 
 def is_constant(value: Any) -> bool:

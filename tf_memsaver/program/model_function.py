@@ -17,9 +17,10 @@ from tf_memsaver.ir.segments import Segment
 from tf_memsaver.parity.scopes import unscoped_operations
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.function_calls import FunctionCalls, by_size
+from tf_memsaver.program.model_call import CallArguments
 from tf_memsaver.program.op_calls import OpCall
 from tf_memsaver.program.program import ModelProgram
-from tf_memsaver.program.signature import Given, trace_call, usual_call
+from tf_memsaver.program.signature import Given, tensors_in, trace_call, usual_call
 
 
 class ModelFunction:
@@ -46,7 +47,7 @@ class ModelFunction:
             nonlocal unscoped
             local = keras_variables.read_as_local(model.variables)
             with self.replica(model), local, unscoped_operations() as unscoped:
-                outputs = self.called(model, keras.tree.pack_sequence_as(self.given.inputs, list(flat)))
+                outputs = self.called(model, flat)
             self._structure = keras.tree.map_structure(lambda _: None, outputs, none_is_leaf=False)
             made = keras.tree.flatten(outputs)
             added = [
@@ -77,7 +78,7 @@ class ModelFunction:
         """Return the specs of the flat inputs that the call is traced with."""
         functional = keras_models.inner_functional(model)
         cast = model.compute_dtype if functional is None and model.autocast else None
-        return [_spec(tensor, cast) for tensor in keras.tree.flatten(self.given.inputs)]
+        return [_spec(tensor, cast) for tensor in self.given.specs]
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
@@ -93,17 +94,17 @@ class ModelFunction:
         """Return what has the call traced as any replica of the model's strategy runs it."""
         return in_one_replica(model.distribute_strategy, AnyReplica)
 
-    def called(self, model: Any, inputs: Any) -> Any:
-        """Return what ``model`` makes of ``inputs`` in training."""
-        return model(inputs, **self.given.arguments)
+    def called(self, model: Any, flat: Sequence[Any]) -> Any:
+        """Return what ``model`` makes of flat inputs in training."""
+        return self.given.called(model, flat)
 
-    def flat_inputs(self, model: Any, inputs: Any) -> list[Any]:
-        """Return the flat tensors that the function takes for what ``model`` is called with."""
+    def flat_inputs(self, model: Any, inputs: Any, tensors: Mapping[str, Any] | None = None) -> list[Any]:
+        """Return the flat tensors that the function takes for what ``model`` is called with (see ``Given``)."""
         functional = keras_models.inner_functional(model)
         if functional is not None:
             return keras_models.standardize_inputs(functional, inputs)
-        specs = self.calls.argument_specs
-        return [tf.cast(each, spec.dtype) for each, spec in zip(keras.tree.flatten(inputs), specs, strict=True)]
+        flat, specs = tensors_in((inputs, tensors or {})), self.calls.argument_specs
+        return [tf.cast(each, spec.dtype) for each, spec in zip(flat, specs, strict=True)]
 
     def finish(self, model: Any, flat: Sequence[Any]) -> Any:
         """Return the outputs of ``model`` for the tensors of ``calls.sequence.outputs``.
@@ -136,6 +137,11 @@ class TracedProgram(ModelProgram):
     def enter(self, inputs: Any) -> list[Any]:
         """Return the flat inputs, and what is hoisted, which is run."""
         return self.function.calls.enter(self.function.flat_inputs(self.model, inputs))
+
+    def enter_call(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the tensors for ``sequence.inputs`` of a call with these arguments."""
+        given = CallArguments.of(model, args, kwargs)
+        return self.function.calls.enter(self.function.flat_inputs(self.model, given.inputs, given.tensors))
 
     def finish(self, flat: Sequence[Any]) -> Any:
         """Return the outputs; the layers of the model get the losses that they add."""

@@ -13,7 +13,7 @@ from tf_memsaver.program.data import with_free_batch
 from tf_memsaver.program.model_call import is_constant
 from tf_memsaver.program.networks import TWICE, HeardCall
 from tf_memsaver.program.program import ModelProgram, Wanted
-from tf_memsaver.program.signature import Given, callable_inputs, note_inputs, usual_arguments, usual_call
+from tf_memsaver.program.signature import Given, callable_as, note_inputs, usual_arguments, usual_call
 
 _TWICE_ELSEWHERE = "is differentiated twice in another call"
 
@@ -44,9 +44,10 @@ class NetworkPrograms:
         """
         calls = [each for each in self._heard if each.layer is heard.layer]
         if keras_models.inner_functional(heard.layer) is None:
-            if heard is calls[0]:
+            with_inputs_alone = [each for each in calls if not _given(each).tensors]
+            if with_inputs_alone and heard is with_inputs_alone[0]:
                 note_inputs(heard.layer, _given(heard).inputs)
-            calls = [each for each in calls if _sizes(_given(each).inputs) == _sizes(_given(heard).inputs)]
+            calls = [each for each in calls if _sizes(_given(each)) == _sizes(_given(heard))]
         path = calls[0].path
         if path not in self._made:
             self._made[path] = self._program(path, calls)
@@ -55,22 +56,19 @@ class NetworkPrograms:
     def _program(self, path: str, calls: Sequence[HeardCall]) -> ModelProgram:
         """Return the program for such calls, the first of which has this name."""
         network, wanted, ways = calls[0].layer, self._wanted, [_given(each).arguments for each in calls]
-        given = _given(calls[0])
-        noted = usual_call(network).inputs
-        is_noted = keras_models.inner_functional(network) is not None or _sizes(noted) == _sizes(given.inputs)
-        given = given._replace(inputs=noted if is_noted else callable_inputs(network, given.inputs))
         has_constants = all(is_constant(value) for way in ways for value in way.values())
         is_one_way = has_constants and all(way == ways[0] for way in ways)
+        given = _given(calls[0])
         if not is_one_way:
             given = given._replace(arguments=usual_arguments(network))
-        wanted = wanted._replace(given=given)
+        wanted = wanted._replace(given=_as_noted(network, given) or callable_as(network, given))
         refused = {
             _KEEPS_FOR_OTHERS: any(each.keeps_for_others for each in calls),
             _DRAWS: any(each.draws_after_others for each in calls),
+            _BY_OBJECTS: not has_constants,
         }
         unsuited = {
             _TWICE_ELSEWHERE: id(network) in self._twice,
-            _BY_OBJECTS: not has_constants,
             _IN_SEVERAL_WAYS: not is_one_way or not all(each.is_as_at_rest for each in calls),
         }
         reasons = {"auto": refused | unsuited, "op": refused}.get(wanted.granularity, {})
@@ -88,9 +86,20 @@ def _given(heard: HeardCall) -> Given:
     return heard.given
 
 
-def _sizes(inputs: Any) -> Any:
-    """Return the specs of what a network is called with, but for the batch size."""
-    return keras.tree.map_structure(with_free_batch, inputs)
+def _as_noted(network: Any, given: Given) -> Given | None:
+    """Return how a network is called with the inputs that were noted for it, if these are such inputs."""
+    if given.tensors:
+        return None
+    noted = given._replace(inputs=usual_call(network).inputs)
+    is_noted = keras_models.inner_functional(network) is not None or _sizes(noted) == _sizes(given)
+    return noted if is_noted else None
+
+
+def _sizes(given: Given) -> Any:
+    """Return the specs of what a network is called with, but for the first dimension, which may be the batch."""
+    return keras.tree.map_structure(
+        lambda spec: spec if spec is None else with_free_batch(spec), (given.inputs, dict(given.tensors))
+    )
 
 
 def _below(path: str, names: Iterable[str]) -> list[str]:

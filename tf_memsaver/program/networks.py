@@ -21,8 +21,8 @@ from tf_memsaver.errors import MemsaverError, UnsupportedModelError
 from tf_memsaver.program.boundaries import Boundaries
 from tf_memsaver.program.data import Batch
 from tf_memsaver.program.layer_program import is_network
-from tf_memsaver.program.model_call import CallArguments
-from tf_memsaver.program.signature import Given
+from tf_memsaver.program.model_call import CallArguments, takes_any_number
+from tf_memsaver.program.signature import Given, tensors_in
 from tf_memsaver.program.single_call import CallProgram
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, sections_of
 from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_step, what_is_traced
@@ -34,6 +34,8 @@ TWICE = "a gradient is taken of its gradient"
 
 _SOURCE_INSIDE = "a gradient is taken with respect to a tensor inside it, which it does not return"
 
+_OTHER_ARGUMENTS = "is given tensors among what is none, or any number of arguments"
+
 _FROZEN_IN_CALL = "its weights are not trainable while it is called, but trained: set trainable before the call"
 """What is replayed gives gradients for the weights that are trainable when it is called."""
 
@@ -44,10 +46,10 @@ class HeardCall:
 
     ``given`` is how a network is called; None for other layers, and for calls that no trace stands for. ``closed`` is
     the program of a call that is replayed as a whole. ``plain`` says why it cannot be planned for, or is empty.
-    ``is_recorded`` tells that a gradient may be taken of it, as far as can be seen while it is made; ``is_taken_apart``
-    that what it calls is listed, too. ``frozen`` are the variables that are not trainable then; ``keeps_for_others``
-    tells that code around a network's call reads what it does not return; ``draws_after_others`` that it draws random
-    numbers without a seed, and the step has drawn some before.
+    ``is_recorded`` tells that a gradient may be taken of it, as far as can be seen while it is made. ``frozen`` are the
+    variables that are not trainable then; ``keeps_for_others`` tells that code around a network's call reads what it
+    does not return; ``draws_after_others`` that it draws random numbers without a seed, and the step has drawn some
+    before.
     """
 
     layer: Any
@@ -56,7 +58,6 @@ class HeardCall:
     closed: CallProgram | None
     plain: str
     is_recorded: bool
-    is_taken_apart: bool = False
     frozen: tuple[Any, ...]
     keeps_for_others: bool
     draws_after_others: bool
@@ -142,40 +143,14 @@ def whole_networks(
 ) -> Iterator[HeardCall]:
     """Yield the calls that a step makes, where no other than those of whole networks can run by a plan.
 
-    One that is called with several tensors is taken apart: the calls that it makes are yielded after it. ``left_out``
-    says why a network is not planned for, or returns an empty string.
+    ``left_out`` says why a network is not planned for, or returns an empty string.
     """
-    given = {id(call): _given(call) if _is_callable_network(call.layer) else None for call in root.children}
-    parts = {
-        id(call): sections_of(call)
-        for call in root.children
-        if given[id(call)] is None and _is_callable_network(call.layer) and not left_out(call.layer)
-    }
-    inside = [part for found in parts.values() for part in found]
-    whole = [call for call in root.children if id(call) not in parts]
-    reasons = dict(zip(map(id, [*whole, *inside]), _gradients_through(graph, [*whole, *inside], notes), strict=True))
-    boundaries = Boundaries(graph, notes)
-    for call in root.children:
+    reasons, boundaries = _gradients_through(graph, root.children, notes), Boundaries(graph, notes)
+    for call, reason in zip(root.children, reasons, strict=True):
+        given = _given(call) if _is_callable_network(call.layer) else None
         plain = "" if _is_callable_network(call.layer) else "is no network (keras.Model)"
-        yield HeardCall.of(
-            call,
-            boundaries,
-            given[id(call)],
-            closed=None,
-            plain=plain or reasons.get(id(call), "") or left_out(call.layer),
-            is_recorded=call.may_be_differentiated,
-            is_taken_apart=id(call) in parts,
-        )
-        for part in parts.get(id(call), ()):
-            yield _part(part, reasons[id(part)], boundaries)
-
-
-def _part(call: TracedLayer, reason: str, boundaries: Boundaries) -> HeardCall:
-    """Return a call that a network makes: of a network by its layers, or of another layer as a whole."""
-    given = _given(call) if is_network(call.layer) else None
-    plain = reason or (boundaries.reason(call) if given is None else "")
-    closed = CallProgram(call) if given is None and not plain else None
-    return HeardCall.of(call, boundaries, given, closed=closed, plain=plain, is_recorded=False)
+        plain = plain or reason or left_out(call.layer) or ("" if given else _OTHER_ARGUMENTS)
+        yield HeardCall.of(call, boundaries, given, closed=None, plain=plain, is_recorded=call.may_be_differentiated)
 
 
 def _start(call: TracedLayer) -> int:
@@ -187,18 +162,30 @@ def _is_callable_network(layer: Any) -> bool:
 
 
 def _given(call: TracedLayer) -> Given | None:
-    """Return how a network is called; None if its first argument is no tensor of known rank, or another one is."""
+    """Return how a network is called; None if something that it is given has tensors among what is none."""
     named = keras_calls.accepted_arguments(call.layer, call.kwargs)
-    inputs, training, others = CallArguments.of(call.layer, call.args, named)
+    if takes_any_number(call.layer):
+        return None
+    inputs, training, tensors, others = CallArguments.of(call.layer, call.args, named)
     # A network that takes no ``training`` passes it on to its layers.
     training = call.kwargs.get("training") if training is None else training
-    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None for leaf in keras.tree.flatten(inputs)):
+    leaves = tensors_in((inputs, tensors))
+    if not tensors_in(inputs) or not all(
+        isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None for leaf in leaves
+    ):
         return None
-    if any(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten([*others.values(), training])):
+    if isinstance(training, tf.Tensor):
         return None
+    if keras_models.inner_functional(call.layer) is not None:
+        # It passes masks on to its layers, which no trace of it does.
+        others, tensors = others | tensors, {}
     training = call.training if training is None else training
     arguments = others if training is None else {"training": training, **others}
-    return Given(keras.tree.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), inputs), arguments)
+
+    def spec(tensor: tf.Tensor | None) -> tf.TensorSpec | None:
+        return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
+
+    return Given(keras.tree.map_structure(spec, inputs), arguments, keras.tree.map_structure(spec, tensors))
 
 
 def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNotes) -> list[str]:

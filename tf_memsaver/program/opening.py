@@ -81,10 +81,10 @@ class Opener:
 
 def _arguments(traced: TracedLayer) -> tuple[Any, bool | None]:
     """Return the inputs and the ``training`` that a network is called with; no inputs if it is called otherwise."""
-    inputs, training, others = CallArguments.of(traced.layer, traced.args, traced.kwargs)
+    inputs, training, tensors, others = CallArguments.of(traced.layer, traced.args, traced.kwargs)
     leaves = keras.tree.flatten(inputs)
     are_plain = all(isinstance(leaf, tf.Tensor) and keras_calls.get_keras_mask(leaf) is None for leaf in leaves)
     training = traced.training if training is None else training
-    if not are_plain or others or tf.is_tensor(training):
+    if not are_plain or tensors or others or tf.is_tensor(training):
         return None, None
     return (inputs, training) if traced.layer.activity_regularizer is None else (None, None)

@@ -185,17 +185,20 @@ class OperationsInSegments:
                 "a plan by operations cannot run in eager steps under a tf.distribute strategy. Call strategy.run "
                 "in a tf.function, or plan again with granularity='layer'."
             )
-        inputs, _, others = CallArguments.of(model, args, kwargs)
-        unknown = next((name for name, value in others.items() if not is_constant(value)), None)
-        if unknown is not None:
-            self._runs_plain(f"it was called with {unknown}=, which a plan of operations does not know")
+        inputs, _, tensors, others = CallArguments.of(model, args, kwargs)
+        unknown = [name for name, value in others.items() if not is_constant(value)]
+        unknown += [name for name in tensors if name not in self._function.given.tensors]
+        missing = [name for name in self._function.given.tensors if name not in tensors]
+        if unknown or missing:
+            how, what = ("with", unknown[0]) if unknown else ("without", missing[0])
+            self._runs_plain(f"it was called {how} {what}=, which the plan is not made for")
             return plain_call(model, args, kwargs)
         training = keras_calls.training_of_call()
         arguments = others if training is None else {"training": training, **others}
         planned = self._ready(arguments)
         if planned is None:
             return plain_call(model, args, kwargs)
-        flat = planned.function.flat_inputs(model, inputs)
+        flat = planned.function.flat_inputs(model, inputs, tensors)
         is_eager = tf.executing_eagerly()
         if is_eager and could_possibly_record():
             self._differs("in eager steps", "a graph, as fit and tf.function make it")

@@ -34,10 +34,32 @@ class Signature(NamedTuple):
 
 
 class Given(NamedTuple):
-    """How a model is called: with tensors of these specs, and constants beside them."""
+    """How a model is called: with tensors of these specs, and constants beside them.
+
+    ``inputs`` is the first argument; ``tensors`` are others, by name, in which there are tensors and None alone.
+    """
 
     inputs: Any
     arguments: Mapping[str, Any]
+    tensors: Mapping[str, Any] = {}
+
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """The specs of all tensors, flat."""
+        return tensors_in((self.inputs, self.tensors))
+
+    def called(self, model: Any, flat: Sequence[Any]) -> Any:
+        """Return what a model makes of flat tensors."""
+        rest = iter(flat)
+        inputs, tensors = keras.tree.map_structure(
+            lambda spec: None if spec is None else next(rest), (self.inputs, dict(self.tensors))
+        )
+        return model(inputs, **tensors, **self.arguments)
+
+
+def tensors_in(structure: Any) -> list[Any]:
+    """Return the leaves of a structure that are not None."""
+    return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 
 
 class _TrainedOn(NamedTuple):
@@ -67,7 +89,8 @@ def signature_of(model: Any) -> Signature:
             note_inputs(model, prepared)
         elif _knows_batch(functional.input) and all(map(is_dense, keras.tree.flatten(functional.input))):
             own = keras.tree.map_structure(_spec, _single(functional.input))
-            _NOTED[model] = _of_graph(functional)._replace(inputs=callable_inputs(model, own))
+            given = callable_as(model, Given(own, usual_arguments(model)))
+            _NOTED[model] = _of_graph(functional)._replace(inputs=given.inputs)
     if model in _NOTED:
         return _NOTED[model]
     if functional is not None:
@@ -93,26 +116,35 @@ def note_inputs(model: Any, inputs: Any) -> None:
     functional = _graph_of(model)
     if functional is not None:
         specs = _completed(model, _single(functional.input), specs)
-    specs, outputs = _callable_with(model, specs)
+    (specs, *_), outputs = _callable_with(model, Given(specs, usual_arguments(model)))
     numbered = [f"output_{number}" for number in range(len(keras.tree.flatten(outputs)))]
     names = numbered if functional is None else functional.output_names
     _NOTED[model] = Signature(specs, outputs, _output_names(outputs, names))
 
 
-def callable_inputs(model: Any, inputs: Any) -> Any:
-    """Return the specs that a model's call can be traced with: such specs with a free batch or, if it fails, as given.
+def callable_as(model: Any, given: Given) -> Given:
+    """Return how a model's call can be traced: as is given with a free batch or, if that fails, with the batch given.
 
     Code that reads the batch size in Python runs where all batches of the data have one size, and there alone.
 
     Raises:
       UnsupportedModelError: it can be traced with neither.
     """
-    return _callable_with(model, inputs)[0]
+    return _callable_with(model, given)[0]
 
 
-def _callable_with(model: Any, given: Any) -> tuple[Any, Any]:
-    """Return what ``callable_inputs`` does, and the specs of what the call returns then."""
-    free = keras.tree.map_structure(_free, given)
+def _callable_with(model: Any, given: Given) -> tuple[Given, Any]:
+    """Return what ``callable_as`` does, and the specs of what the call returns then."""
+    size = given.specs[0].shape[:1]
+
+    def freed(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
+        # Of other arguments, those for the samples of a batch have as many rows as the first one.
+        return spec if spec is None or spec.shape[:1] != size else _free(spec)
+
+    free = given._replace(
+        inputs=keras.tree.map_structure(lambda spec: spec if spec is None else _free(spec), given.inputs),
+        tensors=keras.tree.map_structure(freed, dict(given.tensors)),
+    )
     if not any(getattr(layer, "stateful", False) for layer in keras_models.all_layers(model)):
         try:
             return free, _outputs_for(model, free)
@@ -132,16 +164,16 @@ def _advice(error: UnsupportedModelError) -> str:
     )
 
 
-def _outputs_for(model: Any, specs: Any) -> Any:
-    """Return the specs of what ``fit``'s call of a model returns for inputs of such specs."""
+def _outputs_for(model: Any, given: Given) -> Any:
+    """Return the specs of what such a call of a model returns."""
     found: list[Any] = []
 
     def traced(*flat: Any) -> Any:
-        outputs = model(keras.tree.pack_sequence_as(specs, flat), **usual_arguments(model))
+        outputs = given.called(model, flat)
         found.append(keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs))
         return keras.tree.flatten(outputs)
 
-    release(trace_call(model, traced, keras.tree.flatten(specs)).graph)
+    release(trace_call(model, traced, given.specs).graph)
     return found[-1]
 
 

@@ -70,6 +70,7 @@ class StepProgram(TrainingProgram):
         self.opened: list[OpenedCall] = []
         self._plain: dict[str, str] = {}
         self._recorded: dict[int, list[str]] = {}
+        self._several = set[int]()
         calls: list[Call] = []
         shift = 0
         all_heard = tuple(self._heard(model, specs))
@@ -77,7 +78,9 @@ class StepProgram(TrainingProgram):
         for heard in all_heard:
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
-            program = None if heard.is_taken_apart else self._program(heard, programs)
+            if heard.given is not None and heard.given.tensors:
+                self._several.add(id(heard.layer))
+            program = self._program(heard, programs)
             if program is None:
                 continue
             if calls:
@@ -181,9 +184,12 @@ class StepProgram(TrainingProgram):
             if own.recomputed_units:
                 calls[opened.path] = opened.program, opened.program.training_call(own, segmenter)
         in_turn = {
-            key: CallsInTurn([_call_of(path, calls) for path in paths], plans.get(key))
+            key: CallsInTurn(
+                [calls[path][1] if path in calls else None for path in paths],
+                None if key in self._several else plans[key],
+            )
             for key, paths in self._recorded.items()
-            if key in plans or any(each.path.startswith(f"{path}/") for path in paths for each in self.opened)
+            if key in plans
         }
         return StepInSegments(self.model, calls, in_turn)
 
@@ -224,7 +230,7 @@ class CallsInTurn:
 
     The calls that may be differentiated are counted in each graph that is traced, where a step begins with the first,
     and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for;
-    None where there is none for the network by itself, since it is taken apart.
+    None where nobody could call the network by itself so: with several arguments that hold tensors.
     """
 
     def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan | None) -> None:
@@ -247,35 +253,9 @@ class CallsInTurn:
 
 
 def _renew(call: TrainingCall | None, model: Any | None) -> None:
-    """Trace a network's call, if that stands for its code, or those inside of it anew when they are made next."""
-    if isinstance(call, (OperationsInSegments, _TakenApart)):
+    """Trace a network's call anew when it is made next, if a trace stands for its code."""
+    if isinstance(call, OperationsInSegments):
         call.renew(model)
-
-
-def _call_of(path: str, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> TrainingCall | None:
-    """Return what makes a network's call, or what it calls where that is taken apart; None if it stays plain."""
-    if path in calls:
-        return calls[path][1]
-    inside = {name.removeprefix(f"{path}/"): call for name, call in calls.items() if name.startswith(f"{path}/")}
-    return _TakenApart(inside) if inside else None
-
-
-class _TakenApart:
-    """A network's own call, in which calls of layers and networks run in segments (see ``program.TrainingCall``)."""
-
-    def __init__(self, calls: Mapping[str, tuple[ModelProgram, TrainingCall]]) -> None:
-        self._calls = calls
-
-    def renew(self, model: Any | None) -> None:
-        """Trace the calls inside anew when they are made next: the code around them runs in any case."""
-        del model
-        for _, call in self._calls.values():
-            _renew(call, None)
-
-    def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
-        del shared
-        with keras_calls.layer_calls_go_to(_Handler(self._calls)):
-            return plain_call(model, args, kwargs)
 
 
 class _Counts(threading.local):

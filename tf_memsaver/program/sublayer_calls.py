@@ -94,13 +94,13 @@ class SublayerCalls(ModelFunction):
         """Return nothing: Python code may exchange values with the other replicas, here with nobody."""
         return contextlib.nullcontext()
 
-    def called(self, model: Any, inputs: Any) -> Any:
+    def called(self, model: Any, flat: Sequence[Any]) -> Any:
         """Call the model and note which layers it calls."""
         self._graph = tf.compat.v1.get_default_graph()
         self._root = TracedLayer(layer=model, path="", start=0)
         recorder = Recorder(self._root, self._graph)
         with keras_calls.layer_calls_go_to(recorder):
-            return model(inputs, **self.given.arguments)
+            return self.given.called(model, flat)
 
     def group(
         self, calls: Sequence[OpCall], outputs: Sequence[int], resident: frozenset[int], slots: Mapping[int, int]
