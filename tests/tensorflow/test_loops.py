@@ -603,6 +603,147 @@ def test_a_network_that_is_called_in_another_way_than_planned_says_so(caplog: py
     assert "it was called with hints=, which the plan is not made for" in caplog.text
 
 
+class Demanding(keras.Model):
+    """Needs a tensor or variable, and a number, beside its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="demanding")
+        self.blocks = [keras.Sequential([layers.Dense(32, "gelu"), layers.Dense(WIDTH)]) for _ in range(3)]
+
+    def call(self, x: Any, scale: Any, power: Any, training: Any = None) -> Any:
+        for block in self.blocks:
+            x = x + power * scale * block(x)
+        return x
+
+
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_a_network_may_need_more_than_its_inputs(is_variable: bool) -> None:
+    outcomes = []
+    for is_optimized in (False, True):
+        keras.utils.set_random_seed(0)
+        net, scale = Demanding(), tf.Variable(0.5)
+        net(X[:2], scale, power=1)
+        optimizer = keras.optimizers.Adam(0.01)
+
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                given = scale if is_variable else 1.0 * scale  # noqa: B023
+                loss = SQUARE(y, net(x, given, power=2, training=True))  # noqa: B023
+            weights = [*net.trainable_variables, scale]  # noqa: B023
+            optimizer.apply(tape.gradient(loss, weights), weights)  # noqa: B023
+            return loss
+
+        if is_optimized:
+            net = tf_memsaver.optimize(net, data=pairs(), step=step, strategy="recompute_all")
+            assert net.memsaver_plan.recomputed
+            # A variable is no number: its value may change from call to call.
+            assert bool(net.memsaver_plan.opened) is not is_variable
+        losses = [step(*element).numpy() for element in pairs().repeat().take(8)]
+        outcomes.append((losses, [each.numpy() for each in (*net.variables, scale)]))
+    assert_same(*outcomes)
+
+
+class Choosing(keras.Model):
+    """Reads a structure of tensors, and what kind of numbers one of them has."""
+
+    def __init__(self) -> None:
+        super().__init__(name="choosing")
+        self.wide, self.narrow = layers.Dense(32, "gelu"), layers.Dense(WIDTH)
+
+    def call(self, x: Any, hints: Any, level: Any, training: Any = None) -> Any:
+        hint = hints["one"] if hints["one"] is not None else -3.0 * hints["other"]
+        return x + hint * self.narrow(self.wide(x)) * tf.cast(level, tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("made", "difference"),
+    [
+        (lambda x: ({"one": None, "other": x}, tf.constant(2)), "with tensors in another structure"),
+        (lambda x: ({"one": x, "other": None}, tf.constant(0.7)), "with float32 in the place of int32"),
+        (lambda x: ({"one": x, "other": None}, tf.constant(3)), ""),
+    ],
+    ids=["structure", "dtype", "alike"],
+)
+def test_a_call_with_other_tensors_than_planned_is_the_plain_one(
+    made: Any, difference: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, optimizer = Choosing(), keras.optimizers.SGD(0.1)
+    planned = {"one": X[:64], "other": None}
+    net(X[:64], planned, tf.constant(2))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(net(x, {"one": x, "other": None}, tf.constant(2), training=True) ** 2)
+        weights = net.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    optimized = tf_memsaver.optimize(net, data=X[:64], step=step, strategy="recompute_all")
+    assert optimized.memsaver_plan.opened and optimized.memsaver_plan.recomputed
+
+    @tf.function
+    def gradients(each: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(each(x, *made(x), training=True) ** 2)
+        return [loss, *tape.gradient(loss, net.trainable_variables)]
+
+    pairs_of = zip(gradients(net, X[:64]), gradients(optimized, X[:64]), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs_of)
+    assert bool(difference) == ("trains without its plan" in caplog.text) and difference in caplog.text
+
+
+class Seeing(keras.Model):
+    """Attends to what the mask of its inputs lets it see: MultiHeadAttention finds that by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(name="seeing")
+        self.attention = layers.MultiHeadAttention(2, 4)
+        self.wide, self.narrow = layers.Dense(32, "gelu"), layers.Dense(WIDTH)
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        x = x + self.attention(x, x)
+        return x + self.narrow(self.wide(x))
+
+
+class SeeingMask(Seeing):
+    """The same with an argument for the mask, which Keras fills in."""
+
+    def call(self, x: Any, mask: Any = None, training: Any = None) -> Any:
+        x = x + self.attention(x, x, query_mask=mask)
+        return x + self.narrow(self.wide(x))
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
+@pytest.mark.parametrize("kind", [Seeing, SeeingMask])
+def test_masks_that_come_with_tensors_count(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ids = np.random.default_rng(0).integers(0, 3, (64, 6))
+
+    def run(is_optimized: bool) -> Any:
+        keras.utils.set_random_seed(0)
+        embedding, net, optimizer = layers.Embedding(3, WIDTH, mask_zero=True), kind(), keras.optimizers.Adam(0.01)
+        net(embedding(ids[:2]))
+
+        @tf.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(net(embedding(x), training=True) ** 2)
+            weights = net.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            return loss
+
+        if is_optimized:
+            with pytest.raises(UnsupportedModelError, match="a Keras mask"):
+                tf_memsaver.optimize(net, data=ids, step=step, granularity="op")
+            net = tf_memsaver.optimize(net, data=ids, step=step, strategy="recompute_all")
+            assert net.memsaver_plan.recomputed and "a Keras mask" in net.memsaver_plan.note
+        return [step(ids).numpy() for _ in range(8)], [each.numpy() for each in net.variables]
+
+    assert_same(run(True), run(False))
+    assert "without its plan" not in caplog.text
+
+
 class AnyNumber(keras.Model):
     """Takes as many tensors as it is given."""
 

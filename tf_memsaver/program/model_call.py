@@ -60,7 +60,11 @@ class CallArguments(NamedTuple):
         # Keras gives a model of several inputs a list of their masks, though none has one.
         given = {name: value for name, value in others if any(leaf is not None for leaf in keras.tree.flatten(value))}
         training = given.pop("training", None)
-        tensors = {name: value for name, value in given.items() if any(map(tf.is_tensor, keras.tree.flatten(value)))}
+        tensors = {
+            name: value
+            for name, value in given.items()
+            if any(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten(value))
+        }
         return cls(inputs, training, tensors, {name: value for name, value in given.items() if name not in tensors})
 
 

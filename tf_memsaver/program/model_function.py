@@ -141,7 +141,9 @@ class TracedProgram(ModelProgram):
     def enter_call(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the tensors for ``sequence.inputs`` of a call with these arguments."""
         given = CallArguments.of(model, args, kwargs)
-        return self.function.calls.enter(self.function.flat_inputs(self.model, given.inputs, given.tensors))
+        # Keras makes tensors of arrays, which a plan counts as constants.
+        tensors = {name: given.tensors[name] for name in self.function.given.tensors}
+        return self.function.calls.enter(self.function.flat_inputs(self.model, given.inputs, tensors))
 
     def finish(self, flat: Sequence[Any]) -> Any:
         """Return the outputs; the layers of the model get the losses that they add."""

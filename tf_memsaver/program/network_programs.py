@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from tf_memsaver.program.data import with_free_batch
 from tf_memsaver.program.model_call import is_constant
 from tf_memsaver.program.networks import TWICE, HeardCall
 from tf_memsaver.program.program import ModelProgram, Wanted
-from tf_memsaver.program.signature import Given, callable_as, note_inputs, usual_arguments, usual_call
+from tf_memsaver.program.signature import Given, callable_as, knows_inputs, note_inputs, usual_arguments, usual_call
 
 _TWICE_ELSEWHERE = "is differentiated twice in another call"
 
@@ -22,6 +23,8 @@ _KEEPS_FOR_OTHERS = "makes a tensor that code around it reads, and that its call
 _IN_SEVERAL_WAYS = "is not always called alike, and a plan of operations is for one kind of call"
 
 _BY_OBJECTS = "is given something that is no number, text or flag, and a plan of operations is for one value"
+
+_HAS_MASKS = "is given a tensor with a Keras mask, which no trace of it has"
 
 _DRAWS = "draws random numbers without a seed, after others in the step"
 
@@ -46,7 +49,8 @@ class NetworkPrograms:
         if keras_models.inner_functional(heard.layer) is None:
             with_inputs_alone = [each for each in calls if not _given(each).tensors]
             if with_inputs_alone and heard is with_inputs_alone[0]:
-                note_inputs(heard.layer, _given(heard).inputs)
+                with contextlib.suppress(UnsupportedModelError):  # It may need more than its inputs.
+                    note_inputs(heard.layer, _given(heard).inputs)
             calls = [each for each in calls if _sizes(_given(each)) == _sizes(_given(heard))]
         path = calls[0].path
         if path not in self._made:
@@ -60,12 +64,15 @@ class NetworkPrograms:
         is_one_way = has_constants and all(way == ways[0] for way in ways)
         given = _given(calls[0])
         if not is_one_way:
-            given = given._replace(arguments=usual_arguments(network))
+            # A graph says what a Functional model needs; a call of somebody's own may need what it is given.
+            needed = {} if keras_models.inner_functional(network) is not None else ways[0]
+            given = given._replace(arguments={**needed, **usual_arguments(network)})
         wanted = wanted._replace(given=_as_noted(network, given) or callable_as(network, given))
         refused = {
             _KEEPS_FOR_OTHERS: any(each.keeps_for_others for each in calls),
             _DRAWS: any(each.draws_after_others for each in calls),
             _BY_OBJECTS: not has_constants,
+            _HAS_MASKS: any(each.has_masks for each in calls),
         }
         unsuited = {
             _TWICE_ELSEWHERE: id(network) in self._twice,
@@ -88,7 +95,7 @@ def _given(heard: HeardCall) -> Given:
 
 def _as_noted(network: Any, given: Given) -> Given | None:
     """Return how a network is called with the inputs that were noted for it, if these are such inputs."""
-    if given.tensors:
+    if given.tensors or not knows_inputs(network):
         return None
     noted = given._replace(inputs=usual_call(network).inputs)
     is_noted = keras_models.inner_functional(network) is not None or _sizes(noted) == _sizes(given)

@@ -34,7 +34,7 @@ TWICE = "a gradient is taken of its gradient"
 
 _SOURCE_INSIDE = "a gradient is taken with respect to a tensor inside it, which it does not return"
 
-_OTHER_ARGUMENTS = "is given tensors among what is none, or any number of arguments"
+_OTHER_ARGUMENTS = "is given a structure that mixes tensors with other values, or takes any number of arguments"
 
 _FROZEN_IN_CALL = "its weights are not trainable while it is called, but trained: set trainable before the call"
 """What is replayed gives gradients for the weights that are trainable when it is called."""
@@ -49,7 +49,7 @@ class HeardCall:
     ``is_recorded`` tells that a gradient may be taken of it, as far as can be seen while it is made. ``frozen`` are the
     variables that are not trainable then; ``keeps_for_others`` tells that code around a network's call reads what it
     does not return; ``draws_after_others`` that it draws random numbers without a seed, and the step has drawn some
-    before.
+    before; ``has_masks`` that tensors which it is given have Keras's masks.
     """
 
     layer: Any
@@ -61,6 +61,7 @@ class HeardCall:
     frozen: tuple[Any, ...]
     keeps_for_others: bool
     draws_after_others: bool
+    has_masks: bool
 
     @classmethod
     def of(cls, call: TracedLayer, boundaries: Boundaries, given: Given | None, **fields: Any) -> HeardCall:
@@ -73,6 +74,7 @@ class HeardCall:
             frozen=call.frozen,
             keeps_for_others=is_network and boundaries.keeps_for_others(call),
             draws_after_others=is_network and boundaries.draws_after_others(call),
+            has_masks=call.has_masks,
             **fields,
         )
 

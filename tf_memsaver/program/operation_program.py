@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from absl import logging
 
-from tf_memsaver.compat import keras_calls
+from tf_memsaver.compat import keras_calls, keras_models
 from tf_memsaver.compat.tapes import could_possibly_record
 from tf_memsaver.errors import PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.segments import Segment
@@ -189,9 +189,13 @@ class OperationsInSegments:
         unknown = [name for name, value in others.items() if not is_constant(value)]
         unknown += [name for name in tensors if name not in self._function.given.tensors]
         missing = [name for name in self._function.given.tensors if name not in tensors]
+        difference = ""
         if unknown or missing:
-            how, what = ("with", unknown[0]) if unknown else ("without", missing[0])
-            self._runs_plain(f"it was called {how} {what}=, which the plan is not made for")
+            difference = f"with {unknown[0]}=" if unknown else f"without {missing[0]}="
+        elif keras_models.inner_functional(model) is None:
+            difference = self._function.given.difference(inputs, tensors)
+        if difference:
+            self._runs_plain(f"it was called {difference}, which the plan is not made for")
             return plain_call(model, args, kwargs)
         training = keras_calls.training_of_call()
         arguments = others if training is None else {"training": training, **others}

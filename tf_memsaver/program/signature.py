@@ -48,6 +48,19 @@ class Given(NamedTuple):
         """The specs of all tensors, flat."""
         return tensors_in((self.inputs, self.tensors))
 
+    def difference(self, inputs: Any, tensors: Mapping[str, Any]) -> str:
+        """Return in what a call with other tensors is another kind of call, or an empty string."""
+        planned = keras.tree.flatten_with_path((self.inputs, dict(self.tensors)))
+        made = keras.tree.flatten_with_path((inputs, dict(tensors)))
+        if [(path, leaf is None) for path, leaf in planned] != [(path, leaf is None) for path, leaf in made]:
+            return "with tensors in another structure"
+        for (_, spec), (_, tensor) in zip(planned, made, strict=True):
+            if spec is not None and _kind(spec.dtype) != _kind(tensor.dtype):
+                return f"with {tf.as_dtype(tensor.dtype).name} in the place of {spec.dtype.name}"
+            if keras_calls.get_keras_mask(tensor) is not None:
+                return "with a tensor that has a Keras mask"
+        return ""
+
     def called(self, model: Any, flat: Sequence[Any]) -> Any:
         """Return what a model makes of flat tensors."""
         rest = iter(flat)
@@ -55,6 +68,12 @@ class Given(NamedTuple):
             lambda spec: None if spec is None else next(rest), (self.inputs, dict(self.tensors))
         )
         return model(inputs, **tensors, **self.arguments)
+
+
+def _kind(dtype: Any) -> tuple[bool, bool]:
+    """Return what tells numbers of floating point, whole numbers and truth values apart: Keras casts the first."""
+    dtype = tf.as_dtype(dtype)
+    return dtype.is_floating, dtype.is_bool
 
 
 def tensors_in(structure: Any) -> list[Any]:
@@ -100,6 +119,11 @@ def signature_of(model: Any) -> Signature:
         "(your training data, as for fit: a dataset, a batch or specs), or give optimize its inputs, such as "
         "inputs=tf.TensorSpec((None, 224, 224, 3))."
     )
+
+
+def knows_inputs(model: Any) -> bool:
+    """Whether it is known what a model is called with, by its graph or since that was noted."""
+    return model in _NOTED or _graph_of(model) is not None
 
 
 def note_inputs(model: Any, inputs: Any) -> None:

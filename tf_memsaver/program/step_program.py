@@ -40,7 +40,7 @@ from tf_memsaver.program.program import (
     Wanted,
     joined_notes,
 )
-from tf_memsaver.program.signature import traced_for
+from tf_memsaver.program.signature import knows_inputs, traced_for
 from tf_memsaver.program.train_step import what_is_traced
 
 _NAMED = 5
@@ -70,7 +70,7 @@ class StepProgram(TrainingProgram):
         self.opened: list[OpenedCall] = []
         self._plain: dict[str, str] = {}
         self._recorded: dict[int, list[str]] = {}
-        self._several = set[int]()
+        self._needs_more = set[int]()
         calls: list[Call] = []
         shift = 0
         all_heard = tuple(self._heard(model, specs))
@@ -78,9 +78,9 @@ class StepProgram(TrainingProgram):
         for heard in all_heard:
             if heard.is_recorded:
                 self._recorded.setdefault(id(heard.layer), []).append(heard.path)
-            if heard.given is not None and heard.given.tensors:
-                self._several.add(id(heard.layer))
             program = self._program(heard, programs)
+            if heard.given is not None and (heard.given.tensors or not knows_inputs(heard.layer)):
+                self._needs_more.add(id(heard.layer))
             if program is None:
                 continue
             if calls:
@@ -186,7 +186,7 @@ class StepProgram(TrainingProgram):
         in_turn = {
             key: CallsInTurn(
                 [calls[path][1] if path in calls else None for path in paths],
-                None if key in self._several else plans[key],
+                None if key in self._needs_more else plans[key],
             )
             for key, paths in self._recorded.items()
             if key in plans
@@ -217,7 +217,7 @@ class StepInSegments:
         """Trace calls anew when they are made next (see ``operation_program``)."""
         for program, call in self._calls.values():
             is_of_model = isinstance(program, OperationProgram) and program.model is self._model
-            _renew(call, model if is_of_model else None)
+            _trace_anew(call, model if is_of_model else None)
 
     def __call__(self, model: Any, data: Any) -> Any:
         """Return what the ``train_step`` of a model's own class returns."""
@@ -230,7 +230,7 @@ class CallsInTurn:
 
     The calls that may be differentiated are counted in each graph that is traced, where a step begins with the first,
     and else for each thread. ``plan`` is the part of the step's plan that is for the first call that is planned for;
-    None where nobody could call the network by itself so: with several arguments that hold tensors.
+    None where the network cannot be called with its first argument alone.
     """
 
     def __init__(self, calls: Sequence[TrainingCall | None], plan: Plan | None) -> None:
@@ -241,7 +241,7 @@ class CallsInTurn:
     def renew(self, model: Any | None) -> None:
         """Trace calls anew when they are made next (see ``operation_program``)."""
         for call in self._calls:
-            _renew(call, model)
+            _trace_anew(call, model)
 
     def __call__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shared: Any = None) -> Any:
         """Return what the model's own ``call`` returns (see ``program.TrainingCall``)."""
@@ -252,7 +252,7 @@ class CallsInTurn:
         return plain_call(model, args, kwargs) if call is None else call(model, args, kwargs, shared)
 
 
-def _renew(call: TrainingCall | None, model: Any | None) -> None:
+def _trace_anew(call: TrainingCall | None, model: Any | None) -> None:
     """Trace a network's call anew when it is made next, if a trace stands for its code."""
     if isinstance(call, OperationsInSegments):
         call.renew(model)

@@ -21,8 +21,9 @@ from tf_memsaver.program.layer_program import is_network
 class TracedLayer:
     """The call of a layer in the trace: its operations are those from ``start`` to ``stop`` of the graph.
 
-    ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it. ``frozen`` are
-    the layer's variables that were not trainable then, ``losses`` those that a model and what is in it have added.
+    ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it; ``has_masks``
+    that tensors which it is given have Keras's masks. ``frozen`` are the layer's variables that were not trainable
+    then, ``losses`` those that a model and what is in it have added.
     """
 
     layer: Any
@@ -33,6 +34,7 @@ class TracedLayer:
     kwargs: Any = None
     training: bool | None = None
     is_taped: bool = False
+    has_masks: bool = False
     frozen: tuple[Any, ...] = ()
     losses: tuple[Any, ...] = ()
     outputs: Any = None
@@ -97,6 +99,10 @@ class Recorder:
     def _noted(self, layer: Any, path: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         noted = TracedLayer(layer=layer, path=path, start=self._graph.num_operations(), args=args, kwargs=kwargs)
         noted.training, noted.is_taped = keras_calls.training_of_call(), could_possibly_record()
+        # Keras takes masks off tensors once their readers have run.
+        noted.has_masks = any(
+            keras_calls.get_keras_mask(leaf) is not None for leaf in keras.tree.flatten((args, kwargs))
+        )
         self._open[-1].children.append(noted)
         self._open.append(noted)
         try:

@@ -151,7 +151,7 @@ class OptimizedModel:
         note_batch_of_json(plain, config.get("trained_on"))
         if config["plan"] is None:
             logging.warning(
-                "model '%s' trained by the plan of a loop that calls it with several tensors. A file does not keep "
+                "model '%s' trained by the plan of a loop that calls it with several arguments. A file does not keep "
                 "such a plan, so the model is loaded as a plain one. Optimize it again, with step=.",
                 plain.name,
             )
