@@ -312,6 +312,30 @@ def test_a_custom_gradient_that_reads_what_lies_outside_is_refused() -> None:
         Listed(reading)
 
 
+def reads_around(is_captured: bool) -> Function:
+    """Return a function in whose inner one a gradient reads a tensor that the outer one makes."""
+
+    def outer(x: Any) -> Any:
+        around = tf.exp(x)
+
+        @tf.custom_gradient
+        def reading(y: Any) -> Any:
+            return tf.sqrt(y), lambda upstream: upstream * around
+
+        return function(lambda y: reading(y * around if is_captured else y))(x)
+
+    return outer
+
+
+def test_a_custom_gradient_may_read_what_its_function_has_captured() -> None:
+    assert Listed(reads_around(is_captured=True)).agrees()
+
+
+def test_a_custom_gradient_that_reads_what_its_function_has_not_captured_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="Pass it to the function with the custom gradient"):
+        Listed(reads_around(is_captured=False))
+
+
 @tf.custom_gradient
 def halved_back(x: Any) -> Any:
     return tf.identity(x), lambda upstream: 0.5 * upstream
