@@ -41,7 +41,8 @@ class LoopProgram(StepProgram):
         """Return why granularity ``"auto"`` takes no layer of the networks apart, or an empty string."""
         step = model.memsaver_step
         if not functions.is_tf_function(step.function):
-            return f"step '{step.name}' is no tf.function, so it may run eagerly (give the one that the loop calls)"
+            found = f"step '{step.name}' is no tf.function"
+            return f"{found}, so it may run eagerly (give the tf.function that the loop calls)"
         return "XLA compiles its steps" if functions.is_compiled(step.function) else ""
 
     def optimized(self, model: Loop, plan: Plan, segmenter: Segmenter, made: MadeOptimized) -> Any:

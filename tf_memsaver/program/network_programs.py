@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import keras
-
 from tf_memsaver.compat import keras_models
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.data import with_free_batch
@@ -24,7 +22,7 @@ _IN_SEVERAL_WAYS = "is not always called alike, and a plan of operations is for 
 
 _BY_OBJECTS = "is given something that is no number, text or flag, and a plan of operations is for one value"
 
-_HAS_MASKS = "is given a tensor with a Keras mask, which no trace of it has"
+_HAS_MASKS = "is given a tensor with a Keras mask, which plans that cut inside layers do not pass on"
 
 _DRAWS = "draws random numbers without a seed, after others in the step"
 
@@ -104,9 +102,8 @@ def _as_noted(network: Any, given: Given) -> Given | None:
 
 def _sizes(given: Given) -> Any:
     """Return the specs of what a network is called with, but for the first dimension, which may be the batch."""
-    return keras.tree.map_structure(
-        lambda spec: spec if spec is None else with_free_batch(spec), (given.inputs, dict(given.tensors))
-    )
+    free = given.mapped(with_free_batch)
+    return free.inputs, free.tensors
 
 
 def _below(path: str, names: Iterable[str]) -> list[str]:

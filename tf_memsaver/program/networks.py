@@ -149,8 +149,9 @@ def whole_networks(
     """
     reasons, boundaries = _gradients_through(graph, root.children, notes), Boundaries(graph, notes)
     for call, reason in zip(root.children, reasons, strict=True):
-        given = _given(call) if _is_callable_network(call.layer) else None
-        plain = "" if _is_callable_network(call.layer) else "is no network (keras.Model)"
+        is_callable = _is_callable_network(call.layer)
+        given = _given(call) if is_callable else None
+        plain = "" if is_callable else "is no network (keras.Model)"
         plain = plain or reason or left_out(call.layer) or ("" if given else _OTHER_ARGUMENTS)
         yield HeardCall.of(call, boundaries, given, closed=None, plain=plain, is_recorded=call.may_be_differentiated)
 
@@ -165,29 +166,22 @@ def _is_callable_network(layer: Any) -> bool:
 
 def _given(call: TracedLayer) -> Given | None:
     """Return how a network is called; None if something that it is given has tensors among what is none."""
-    named = keras_calls.accepted_arguments(call.layer, call.kwargs)
     if takes_any_number(call.layer):
         return None
+    named = keras_calls.accepted_arguments(call.layer, call.kwargs)
     inputs, training, tensors, others = CallArguments.of(call.layer, call.args, named)
     # A network that takes no ``training`` passes it on to its layers.
     training = call.kwargs.get("training") if training is None else training
     leaves = tensors_in((inputs, tensors))
-    if not tensors_in(inputs) or not all(
-        isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None for leaf in leaves
-    ):
-        return None
-    if isinstance(training, tf.Tensor):
+    are_tensors = all(isinstance(leaf, tf.Tensor) and leaf.shape.rank is not None for leaf in leaves)
+    if not tensors_in(inputs) or not are_tensors or isinstance(training, tf.Tensor):
         return None
     if keras_models.inner_functional(call.layer) is not None:
         # It passes masks on to its layers, which no trace of it does.
         others, tensors = others | tensors, {}
     training = call.training if training is None else training
     arguments = others if training is None else {"training": training, **others}
-
-    def spec(tensor: tf.Tensor | None) -> tf.TensorSpec | None:
-        return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
-
-    return Given(keras.tree.map_structure(spec, inputs), arguments, keras.tree.map_structure(spec, tensors))
+    return Given(inputs, arguments, tensors).mapped(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype))
 
 
 def _gradients_through(graph: Any, calls: Sequence[TracedLayer], notes: TapeNotes) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -48,10 +48,15 @@ class Given(NamedTuple):
         """The specs of all tensors, flat."""
         return tensors_in((self.inputs, self.tensors))
 
+    def mapped(self, function: Callable[[tf.TensorSpec], Any]) -> Given:
+        """Return this with a function's results in the place of the specs."""
+        inputs, tensors = keras.tree.map_structure(function, (self.inputs, self.tensors), none_is_leaf=False)
+        return self._replace(inputs=inputs, tensors=tensors)
+
     def difference(self, inputs: Any, tensors: Mapping[str, Any]) -> str:
         """Return in what a call with other tensors is another kind of call, or an empty string."""
-        planned = keras.tree.flatten_with_path((self.inputs, dict(self.tensors)))
-        made = keras.tree.flatten_with_path((inputs, dict(tensors)))
+        planned = keras.tree.flatten_with_path((self.inputs, self.tensors))
+        made = keras.tree.flatten_with_path((inputs, tensors))
         if [(path, leaf is None) for path, leaf in planned] != [(path, leaf is None) for path, leaf in made]:
             return "with tensors in another structure"
         for (_, spec), (_, tensor) in zip(planned, made, strict=True):
@@ -64,10 +69,8 @@ class Given(NamedTuple):
     def called(self, model: Any, flat: Sequence[Any]) -> Any:
         """Return what a model makes of flat tensors."""
         rest = iter(flat)
-        inputs, tensors = keras.tree.map_structure(
-            lambda spec: None if spec is None else next(rest), (self.inputs, dict(self.tensors))
-        )
-        return model(inputs, **tensors, **self.arguments)
+        given = self.mapped(lambda _: next(rest))
+        return model(given.inputs, **given.tensors, **self.arguments)
 
 
 def _kind(dtype: Any) -> tuple[bool, bool]:
@@ -161,14 +164,9 @@ def _callable_with(model: Any, given: Given) -> tuple[Given, Any]:
     """Return what ``callable_as`` does, and the specs of what the call returns then."""
     size = given.specs[0].shape[:1]
 
-    def freed(spec: tf.TensorSpec | None) -> tf.TensorSpec | None:
-        # Of other arguments, those for the samples of a batch have as many rows as the first one.
-        return spec if spec is None or spec.shape[:1] != size else _free(spec)
-
-    free = given._replace(
-        inputs=keras.tree.map_structure(lambda spec: spec if spec is None else _free(spec), given.inputs),
-        tensors=keras.tree.map_structure(freed, dict(given.tensors)),
-    )
+    # Of other arguments, those for the samples of a batch have as many rows as the first one.
+    like_first = given.mapped(lambda spec: _free(spec) if spec.shape[:1] == size else spec)
+    free = like_first._replace(inputs=given.mapped(_free).inputs)
     if not any(getattr(layer, "stateful", False) for layer in keras_models.all_layers(model)):
         try:
             return free, _outputs_for(model, free)

@@ -193,10 +193,11 @@ def _own_plan(model: Any) -> Plan | None:
 def _renew(model: Any) -> None:
     """Trace calls anew where what layers read in Python was seen to change, or it was compiled, or seeds were set.
 
-    Flags of what is trained are left out: plans of operations know their calls by these.
+    Plans by layers run the layers' code, whatever it reads. Flags of what is trained are left out: plans of operations
+    know their calls by these.
     """
     in_place = model._memsaver
-    if not hasattr(in_place.run, "renew"):
+    if in_place.plan.is_by_layers or not hasattr(in_place.run, "renew"):
         return
     compiled, settings = keras_training.last_compiled(model), _settings(model)
     if (compiled, settings) != (in_place.compiled, in_place.settings):
