@@ -20,6 +20,7 @@ from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_n
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners import curves
 from tf_memsaver.search.bounds import least_seconds
+from tf_memsaver.search.filling import filled
 from tf_memsaver.search.one_level import Found
 
 __all__ = ["Plans", "Versions", "check_strategy", "curve", "planner_names", "solve"]
@@ -181,13 +182,24 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
     if budget is None:
         return _certified(planner, problem)
     most, slower = problem.request.max_overhead, list[tuple[float, Choice]]()
-    for choice in _keeping(planner, problem, budget):
+    for kept in _keeping(planner, problem, budget):
+        # A planner that nobody falls back for is taken at its word.
+        choice = _filled(problem, kept, budget) if planner.falls_back_to else kept
         overhead = problem.overhead(problem.simulator.measure(choice.segments).replay_seconds)
         slower.append((overhead, choice))
         if most is None or overhead <= most:
             break
     _, quickest = min(slower, key=lambda each: each[0])
     return quickest, problem.simulator.reported_peak(quickest.segments)
+
+
+def _filled(problem: Problem, choice: Choice, budget: int) -> Choice:
+    """Return a certified choice with what the budget leaves room for stored, if its highest peak is within that."""
+    if problem.simulator.highest_peak(choice.segments) > budget:
+        return choice
+    segments = filled(problem, choice.segments, budget, enough=int(budget * (1 - BUDGET_PRECISION)))
+    problem.certify(segments, choice.planner)
+    return replace(choice, segments=segments)
 
 
 def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]:
