@@ -148,6 +148,46 @@ def test_what_comes_out_of_loops_and_branches_has_the_size_of_the_batch(of: Func
     assert [3, 4] not in [t.shape.as_list() for t in made.outputs if t.shape.rank is not None]
 
 
+def product_of_rows(x: Any, w: Any) -> Any:
+    """A product of rows, as ``keras.layers.Dense`` makes them: more than there are samples."""
+    rows = tf.reshape(x, (-1, 4)) @ w
+    return tf.reshape(rows, tf.shape(x))
+
+
+def branches(of: Function) -> Function:
+    return lambda x, w: tf.cond(tf.reduce_sum(x) > -1e9, lambda: of(x, w), lambda: x)
+
+
+def loops(of: Function) -> Function:
+    return lambda x, w: tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, of(y, w)), (0, x))[1]
+
+
+def marked(x: Any, w: Any) -> Any:
+    """As many columns as the data says."""
+    return tf.boolean_mask(x, tf.reduce_sum(x, (0, 2)) > -1e9, axis=1) @ w
+
+
+def weighted(x: Any, w: Any) -> Any:
+    """One more weight than a range has numbers."""
+    weights = tf.concat([tf.cast(tf.range(tf.shape(x)[1] - 1), tf.float32), [1.0]], 0)
+    return x @ w * tf.reduce_mean(weights)
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
+@pytest.mark.parametrize(
+    "function", [branches(product_of_rows), loops(product_of_rows), branches(marked), branches(weighted)]
+)
+def test_a_free_size_in_a_loop_or_branch_need_not_be_the_batch(function: Function, free: bool) -> None:
+    x = np.linspace(-1.0, 1.0, 3 * 5 * 4, dtype=np.float32).reshape(3, 5, 4)
+    specs = [tf.TensorSpec((None if free else 3, 5, 4)), tf.TensorSpec((4, 4))]
+    source = tf.function(function, autograph=False).get_concrete_function(*specs)
+    with free_dimension_is(3):
+        copy = traced(with_gradients(copy_of(source)), x, SQUARE)
+    expected = traced(with_gradients(function), x, SQUARE)
+    for found, wanted in zip(tf.nest.flatten(copy(x, SQUARE)), tf.nest.flatten(expected(x, SQUARE)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 def test_a_template_does_not_keep_its_graph() -> None:
     concrete = traced(lambda x: tf.nn.relu(x), A)
     graph = weakref.ref(concrete.graph)

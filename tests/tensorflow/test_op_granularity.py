@@ -176,6 +176,31 @@ def test_a_list_that_a_loop_of_two_free_sizes_fills_has_that_of_its_elements() -
     assert stacked("op") == stacked("layer") != []
 
 
+class Equilibrium(layers.Layer):
+    """Looks for a fixed point in a loop, and takes a few more steps with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = layers.Dense(32, "gelu"), layers.Dense(8, "tanh")
+
+    def call(self, x: Any) -> Any:
+        def nearer(z: Any) -> Any:
+            return self.narrow(self.wide(z)) + x
+
+        z = tf.stop_gradient(tf.while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, nearer(z)), (0, x))[1])
+        return nearer(nearer(z))
+
+
+def test_a_loop_that_reads_a_weight_does_not_set_it() -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(2)(Equilibrium()(layers.Dense(8)(inputs))))
+    graph = capture_graph(model, batch_size=8, granularity="op")
+    assert not any("ReadVariableOp" in unit.pinned for unit in graph.units)
+    optimized = optimized_between_cuts(model, length=3, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 @pytest.mark.parametrize("build", [_convolutions_in_a_loop, _sequences_of_nodes])
 def test_what_a_loop_keeps_and_takes_is_the_same_by_layers_and_by_operations(build: Any) -> None:
     def loops(granularity: str) -> list[float]:

@@ -209,7 +209,7 @@ class FunctionCalls(Program):
                 early.update(call.outputs)
                 hoisted.append(call)
                 continue
-            if not is_read:
+            if not call.operation.only_reads:
                 written.update(resources)
             rest.append(call)
         return hoisted, rest

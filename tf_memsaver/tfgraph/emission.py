@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,10 +39,10 @@ Gradient = Callable[..., Any]
 
 
 _SHAPES_UNKNOWN = frozenset(
-    """Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile TensorListStack
-    While""".split()
+    """Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile TensorListGetItem
+    TensorListPopBack TensorListStack While""".split()
 )
-"""Operations whose outputs have the shapes of the functions inside, which were traced with a free batch dimension."""
+"""Operations whose outputs have the shapes of functions, or of a list, that were traced with a free batch dimension."""
 
 _batch_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_size", default=None)
 
@@ -224,14 +224,20 @@ class _FreeSizes:
         """Take the shapes of what the loop is given, with free dimensions and without."""
         self._batch_size = batch_size
         self._found: dict[tuple[int | None, ...], set[int]] = {}
+        sources: list[tf.TensorShape] = []
         for shape, here in given:
+            sources.append(shape)
             if _has_one_free(shape) and here.is_fully_defined():
                 sizes = tuple(shape)
                 self._found.setdefault(sizes, set()).add(here[sizes.index(None)])
+        # Where all tensors were given with their sizes, the batch was known, too.
+        self._may_be_batch = not any(shape.rank for shape in sources) or not all(
+            shape.is_fully_defined() for shape in sources
+        )
 
     def fill(self, shape: tf.TensorShape) -> tf.TensorShape:
-        """Return a shape with its free dimension known, if it has just one."""
-        if not _has_one_free(shape):
+        """Return a shape with its free dimension known, if it has just one that may be the batch."""
+        if not _has_one_free(shape) or not self._may_be_batch:
             return shape
         sizes = list(shape)
         alike = self._found.get(tuple(sizes)) or self._found.get(tuple(sizes[1:]))
@@ -276,10 +282,42 @@ def _note_shapes(definition: Any, graph: Any, sizes: _FreeSizes | None) -> None:
             argument.handle_data.add(dtype=handle.shape_and_type[0].dtype, shape=handle.shape_and_type[0].shape)
         if sizes is not None and _has_one_free(tensor.shape):
             _note(definition.arg_attr[place].attr, [sizes.fill(tensor.shape)])
+    shapes = {node.name: _shapes(graph.get_operation_by_name(node.name)) for node in definition.node_def}
     for node in definition.node_def:
-        shapes = [tensor.shape for tensor in graph.get_operation_by_name(node.name).outputs]
-        if shapes:
-            _note(node.attr, shapes if sizes is None else map(sizes.fill, shapes))
+        if shapes[node.name]:
+            _note(node.attr, shapes[node.name])
+    if sizes is not None:
+        _note_sizes(definition, shapes, sizes)
+
+
+def _note_sizes(definition: Any, shapes: Mapping[str, list[tf.TensorShape]], sizes: _FreeSizes) -> None:
+    """Note the sizes of the free dimensions of a function's ``shapes``, where its arguments do not tell them."""
+    attributes = {node.name: node.attr for node in definition.node_def}
+    tried = set[str]()
+    while True:
+        assumed = [
+            operation.name
+            for operation in graphs.graph_of_definition(definition).get_operations()
+            if operation.name in attributes.keys() - tried
+            and operation.type in _SHAPES_UNKNOWN
+            and not all(shape.is_fully_defined() for shape in _shapes(operation))
+            and all(tensor.shape.is_fully_defined() for tensor in operation.inputs)
+        ]
+        if not assumed:
+            return
+        tried.update(assumed)
+        for name in assumed:
+            _note(attributes[name], map(sizes.fill, shapes[name]))
+        try:
+            graphs.graph_of_definition(definition)
+        except ValueError:
+            # What is free is not what it was taken for.
+            for name in assumed:
+                _note(attributes[name], shapes[name])
+
+
+def _shapes(operation: Any) -> list[tf.TensorShape]:
+    return [tensor.shape for tensor in operation.outputs]
 
 
 def _note(attributes: Any, shapes: Iterable[tf.TensorShape]) -> None:
