@@ -104,6 +104,7 @@ def test_parts_of_other_sizes_stay_as_they_are() -> None:
         ("train.csv", r"data must be a tf\.data\.Dataset.*got 'train\.csv'"),
         (3, "data must be"),
         ({}, "data must be"),
+        ((X, True), r"data has True \(bool\) in it, .*step=tf\.function"),
         (dataset().take(0), "data is empty"),
         ((X, Y, Y, Y), "has 4 parts"),
         (tf.data.Dataset.from_tensors(tf.sparse.eye(3)), "ragged or sparse"),

@@ -835,6 +835,13 @@ def test_what_does_not_fit_is_told_at_once() -> None:
     def needs_three(x: Any, y: Any, z: Any) -> None:
         raise AssertionError("it is not called")
 
+    def stateless(x: Any, y: Any) -> Any:
+        net = trainer.net
+        with tf.GradientTape() as tape:
+            made, _ = net.stateless_call(net.trainable_variables, net.non_trainable_variables, x)
+            loss = SQUARE(y, made)
+        return tape.gradient(loss, net.trainable_variables)
+
     with pytest.raises(InvalidRequestError, match=r"step 'needs_three' takes \(x: .*\) -> .*, but .* has 2 parts"):
         tf_memsaver.optimize(trainer.net, data=pairs(), step=needs_three)
     with pytest.raises(InvalidRequestError, match="step= needs data="):
@@ -843,6 +850,8 @@ def test_what_does_not_fit_is_told_at_once() -> None:
         tf_memsaver.optimize(trainer.net, data=pairs(), step="train")
     with pytest.raises(UnsupportedModelError, match=r"step 'step' does not call model 'other' itself; it calls 'net'"):
         tf_memsaver.optimize(network("other"), data=pairs(), step=trainer.step)
+    with pytest.raises(UnsupportedModelError, match=r"stateless_call run the layers alone"):
+        tf_memsaver.optimize(trainer.net, data=pairs(), step=stateless)
     with pytest.raises(UnsupportedModelError, match=r"tf_memsaver\.optimize_function\(module\.__call__"):
         tf_memsaver.optimize(tf.Module(), data=pairs(), step=trainer.step)
     with pytest.raises(UnsupportedModelError, match=r"step '<lambda>' cannot be traced .*\(KeyError: 0\)"):

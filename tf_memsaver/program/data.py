@@ -197,13 +197,20 @@ def _batches_of(given: Any) -> Callable[[], Iterator[Any]]:
     """Return what makes an iterator over the elements of a dataset, from the start.
 
     Raises:
-      InvalidRequestError: it is no dataset.
+      InvalidRequestError: it is no dataset, and no batch either.
     """
     if isinstance(given, keras.utils.PyDataset):
         count = given.num_batches
         return lambda: (given[place] for place in (itertools.count() if count is None else range(count)))
     if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping, tuple, list)):
         return lambda: iter(given)
+    values = [leaf for leaf in keras.tree.flatten(given) if isinstance(leaf, (bool, int, float, str))]
+    if values and values[0] is not given:
+        raise InvalidRequestError(
+            f"data has {values[0]!r} ({type(values[0]).__name__}) in it, which is no tensor or array. Make it one, as "
+            f"tf.constant({values[0]!r}). If the step reads it in Python, give as step= a tf.function that fills it "
+            "in: step=tf.function(lambda x: train_step(x, True)), with data= for what is left."
+        )
     raise InvalidRequestError(f"data must be {_ACCEPTED}, got {shown(given)}.")
 
 

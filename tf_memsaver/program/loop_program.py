@@ -18,7 +18,11 @@ from tf_memsaver.program.step_program import StepProgram
 from tf_memsaver.program.traced_layers import TracedLayer
 from tf_memsaver.program.train_step import TapeNotes
 
-_ADVICE = "It must run in a tf.function. Give what the loop calls for each element of data, and that data."
+_ADVICE = (
+    "It must run in a tf.function. Give what the loop calls for each element of data, and that data. If it reads the "
+    "batch size in Python (x.shape[0]), give a dataset of batches of one size: batch(..., drop_remainder=True), or "
+    "tf.data.Dataset.from_tensors(batch)."
+)
 
 
 def is_loop(model: Any) -> bool:

@@ -137,10 +137,11 @@ class StepProgram(TrainingProgram):
             return None
 
     def _nothing_to_plan(self, units: Sequence[Unit] = ()) -> UnsupportedModelError:
-        pinned = ((unit.label, unit.pinned) for unit in units if unit.kind != CODE)
+        pinned = [(unit.label, unit.pinned) for unit in units if unit.kind != CODE]
         reasons = "; ".join(f"'{path}' {reason}" for path, reason in [*self._plain.items(), *pinned][:_NAMED])
-        is_by_layers = self._granularity != "op"
-        inside = "Try granularity='op', which plans inside all layers, or put" if is_by_layers else "Put"
+        # By default, plans have gone inside layers already: by operations, they may replay what is pinned, no more.
+        may_open = self._granularity == "layer" or (self._granularity == "auto" and pinned)
+        inside = "Try granularity='op', which plans inside all layers, or put" if may_open else "Put"
         return UnsupportedModelError(
             f"{what_is_traced(self.model)} trains nothing that a plan could replay: {reasons or 'it calls no layer'}. "
             f"{inside} what it trains into networks (keras.Sequential, or keras.Model with a call()), or into layers "
