@@ -186,6 +186,56 @@ def test_a_loop_trains_alike_for_twenty_steps(make: Callable[[], Any], how: str)
     assert_same(*outcomes)
 
 
+class Conditioned(keras.Model):
+    """Adds blocks up in its own ``call``, each of which reads one tensor: its gradient has a term for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = layers.Dense(WIDTH, "swish")
+        self.norms = [layers.LayerNormalization() for _ in range(4)]
+        self.wide = [layers.Dense(4 * WIDTH, "gelu") for _ in range(4)]
+        self.narrow = [layers.Dense(WIDTH) for _ in range(4)]
+
+    def call(self, x: Any) -> Any:
+        read = self.start(x)[:, None]
+        y = tf.stack([x, x * 0.5, -x], 1)
+        for norm, wide, narrow in zip(self.norms, self.wide, self.narrow, strict=True):
+            y = y + narrow(wide(norm(y + read)))
+        return tf.reduce_mean(y, 1)
+
+
+class TapeInside(Inlined):
+    """The inner ``tf.function`` has the tape, too."""
+
+    @tf.function
+    def loss_and_gradients(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = SQUARE(y, self.net(x, training=True))
+        return loss, tape.gradient(loss, self.net.trainable_variables)
+
+    def step(self, x: Any, y: Any) -> Any:
+        loss, gradients = self.loss_and_gradients(x, y)
+        self.optimizer.apply_gradients(zip(gradients, self.net.trainable_variables, strict=True))
+        return loss
+
+
+@pytest.mark.parametrize(("kind", "is_by_layers"), [(Inlined, True), (TapeInside, False), (Trainer, False)])
+def test_a_network_in_a_function_inside_the_step_is_planned_by_layers(kind: Any, is_by_layers: bool) -> None:
+    outcomes = []
+    for is_optimized in (False, True):
+        keras.utils.set_random_seed(0)
+        trainer = kind(Conditioned())
+        trainer.net(tf.zeros((2, WIDTH)))
+        trainer.step = tf.function(trainer.step)
+        if is_optimized:
+            trainer.net = tf_memsaver.optimize(trainer.net, data=pairs(), step=trainer.step, strategy="recompute_all")
+            plan = trainer.net.memsaver_plan
+            assert plan.recomputed and plan.is_by_layers == is_by_layers
+            assert ("tf.function inside the step" in plan.note) == is_by_layers
+        outcomes.append(trained(trainer, trainer.step, pairs()))
+    assert_same(*outcomes)
+
+
 class Dropping(layers.Layer):
     """A swish in front of a dropout, whose number moves into the swish where the batch size is known."""
 

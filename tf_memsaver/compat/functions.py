@@ -20,6 +20,7 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 from tensorflow.python.eager.polymorphic_function.tf_method_target import TfMethodTarget
 
 from tf_memsaver.compat.graphs import FuncGraph
+from tf_memsaver.compat.tapes import could_possibly_record
 
 LIBRARIES = ("tensorflow", "keras", "keras_hub", "tf_keras", "numpy", "absl", "tf_memsaver")
 """Packages whose functions are nobody's own."""
@@ -81,9 +82,10 @@ def bound_object(method: Any) -> Any:
 
 
 class _Thread(threading.local):
-    """The graph in which functions are run and not traced."""
+    """The graph in which functions are run and not traced, and how many of those that run are in a tape's reach."""
 
     graph: Any = None
+    recorded: int = 0
 
 
 _thread = _Thread()
@@ -116,6 +118,16 @@ def _make_functions_ask() -> None:
         in_layer = global_state.get_global_attribute("current_call_ctx") is not None
         if in_layer or is_library(self.python_function):
             return plainly(self, *args, **kwargs)
-        return converted(self)(*args, **kwargs)
+        recorded = could_possibly_record()
+        _thread.recorded += recorded
+        try:
+            return converted(self)(*args, **kwargs)
+        finally:
+            _thread.recorded -= recorded
 
     Function.__call__ = ask
+
+
+def in_recorded_function() -> bool:
+    """Whether a ``tf.function`` runs inline (``functions_run_inline``) that a tape outside of it may record as one."""
+    return _thread.recorded > 0

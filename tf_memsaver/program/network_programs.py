@@ -20,6 +20,8 @@ _KEEPS_FOR_OTHERS = "makes a tensor that code around it reads, and that its call
 
 _IN_SEVERAL_WAYS = "is not always called alike, and a plan of operations is for one kind of call"
 
+_IN_FUNCTION = "is called in a tf.function inside the step, which adds up gradients in an order of its own"
+
 _BY_OBJECTS = "is given something that is no number, text or flag, and a plan of operations is for one value"
 
 _HAS_MASKS = "is given a tensor with a Keras mask, which plans that cut inside layers do not pass on"
@@ -74,6 +76,7 @@ class NetworkPrograms:
         }
         unsuited = {
             _TWICE_ELSEWHERE: id(network) in self._twice,
+            _IN_FUNCTION: any(each.in_function for each in calls),
             _IN_SEVERAL_WAYS: not is_one_way or not all(each.is_as_at_rest for each in calls),
         }
         reasons = {"auto": refused | unsuited, "op": refused}.get(wanted.granularity, {})

@@ -49,7 +49,8 @@ class HeardCall:
     ``is_recorded`` tells that a gradient may be taken of it, as far as can be seen while it is made. ``frozen`` are the
     variables that are not trainable then; ``keeps_for_others`` tells that code around a network's call reads what it
     does not return; ``draws_after_others`` that it draws random numbers without a seed, and the step has drawn some
-    before; ``has_masks`` that tensors which it is given have Keras's masks.
+    before; ``in_function`` that a ``tf.function`` of the step makes the call, with the tape outside; ``has_masks`` that
+    tensors which it is given have Keras's masks.
     """
 
     layer: Any
@@ -61,6 +62,7 @@ class HeardCall:
     frozen: tuple[Any, ...]
     keeps_for_others: bool
     draws_after_others: bool
+    in_function: bool
     has_masks: bool
 
     @classmethod
@@ -74,6 +76,7 @@ class HeardCall:
             frozen=call.frozen,
             keeps_for_others=is_network and boundaries.keeps_for_others(call),
             draws_after_others=is_network and boundaries.draws_after_others(call),
+            in_function=call.in_function,
             has_masks=call.has_masks,
             **fields,
         )

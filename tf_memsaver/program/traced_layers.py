@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls, keras_models
+from tf_memsaver.compat.functions import in_recorded_function
 from tf_memsaver.compat.keras_training import losses_of
 from tf_memsaver.compat.tapes import could_possibly_record
 from tf_memsaver.program.layer_paths import LayerPaths
@@ -21,9 +22,10 @@ from tf_memsaver.program.layer_program import is_network
 class TracedLayer:
     """The call of a layer in the trace: its operations are those from ``start`` to ``stop`` of the graph.
 
-    ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it; ``has_masks``
-    that tensors which it is given have Keras's masks. ``frozen`` are the layer's variables that were not trainable
-    then, ``losses`` those that a model and what is in it have added.
+    ``training`` is what it runs with where it is not told. ``is_taped`` tells that a tape may record it;
+    ``in_function`` that a ``tf.function`` makes it, with the tape outside; ``has_masks`` that tensors which it is given
+    have Keras's masks. ``frozen`` are the layer's variables that were not trainable then, ``losses`` those that a model
+    and what is in it have added.
     """
 
     layer: Any
@@ -34,6 +36,7 @@ class TracedLayer:
     kwargs: Any = None
     training: bool | None = None
     is_taped: bool = False
+    in_function: bool = False
     has_masks: bool = False
     frozen: tuple[Any, ...] = ()
     losses: tuple[Any, ...] = ()
@@ -99,6 +102,7 @@ class Recorder:
     def _noted(self, layer: Any, path: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         noted = TracedLayer(layer=layer, path=path, start=self._graph.num_operations(), args=args, kwargs=kwargs)
         noted.training, noted.is_taped = keras_calls.training_of_call(), could_possibly_record()
+        noted.in_function = in_recorded_function()
         # Keras takes masks off tensors once their readers have run.
         noted.has_masks = any(
             keras_calls.get_keras_mask(leaf) is not None for leaf in keras.tree.flatten((args, kwargs))
