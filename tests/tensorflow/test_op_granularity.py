@@ -201,6 +201,40 @@ def test_a_loop_that_reads_a_weight_does_not_set_it() -> None:
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
 
 
+class Counting(layers.Layer):
+    """Has a number that a loop or a branch reads, that is set then, and that is read again."""
+
+    def __init__(self, reads: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.dense, self.reads = layers.Dense(8, "tanh"), reads
+
+    def build(self, shape: Any) -> None:
+        self.number = self.add_weight(shape=(), initializer="ones", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        x = self.reads(self.dense(x), self.number)
+        self.number.assign(self.number * 2.0)
+        self.number.assign_add(3.0)
+        return self.reads(x, self.number) * self.number
+
+
+def _in_a_loop(x: Any, number: Any) -> Any:
+    return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, tf.tanh(x * number)), (0, x))[1]
+
+
+def _in_a_branch(x: Any, number: Any) -> Any:
+    return tf.cond(tf.reduce_sum(x) > 0.0, lambda: x * tf.convert_to_tensor(number), lambda: x)
+
+
+@pytest.mark.parametrize("reads", [_in_a_loop, _in_a_branch])
+def test_what_sets_a_number_does_not_overtake_a_loop_that_reads_it(reads: Any) -> None:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Dense(2)(Counting(reads)(layers.Dense(8, "tanh")(inputs))))
+    optimized = optimized_between_cuts(model, length=2, granularity="op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 @pytest.mark.parametrize("build", [_convolutions_in_a_loop, _sequences_of_nodes])
 def test_what_a_loop_keeps_and_takes_is_the_same_by_layers_and_by_operations(build: Any) -> None:
     def loops(granularity: str) -> list[float]:

@@ -65,7 +65,8 @@ def register_planner(
       name: the name of the strategy. A planner that is registered later under the same name replaces this one.
       keeps_budget: whether the planner uses the request's budget. It is then called again with a lower budget if the
         allocator needs more than the bytes of its plan's tensors.
-      falls_back_to: names of planners to call if no plan of this one fits the budget.
+      falls_back_to: names of planners to call if no plan of this one fits the budget. With one, segments that a
+        budget leaves room for are stored, too, whoever has proposed the plan.
     """
 
     def enter(propose: Proposer) -> Proposer:

@@ -204,12 +204,13 @@ def _batches_of(given: Any) -> Callable[[], Iterator[Any]]:
         return lambda: (given[place] for place in (itertools.count() if count is None else range(count)))
     if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping, tuple, list)):
         return lambda: iter(given)
-    values = [leaf for leaf in keras.tree.flatten(given) if isinstance(leaf, (bool, int, float, str))]
-    if values and values[0] is not given:
+    leaves = keras.tree.flatten(given) if isinstance(given, (tuple, list, Mapping)) else []
+    value = next((leaf for leaf in leaves if isinstance(leaf, (bool, int, float))), None)
+    if value is not None and any(hasattr(leaf, "shape") for leaf in leaves):
         raise InvalidRequestError(
-            f"data has {values[0]!r} ({type(values[0]).__name__}) in it, which is no tensor or array. Make it one, as "
-            f"tf.constant({values[0]!r}). If the step reads it in Python, give as step= a tf.function that fills it "
-            "in: step=tf.function(lambda x: train_step(x, True)), with data= for what is left."
+            f"data has {value!r} ({type(value).__name__}) beside its tensors. Make it one, as tf.constant({value!r}). "
+            "If a loop's step reads it in Python, give as step= a tf.function that fills it in: "
+            "step=tf.function(lambda x: train_step(x, True)), with data= for what is left."
         )
     raise InvalidRequestError(f"data must be {_ACCEPTED}, got {shown(given)}.")
 

@@ -197,18 +197,20 @@ class FunctionCalls(Program):
         """
         early = set(range(self.argument_count, count))
         last_use = {slot: place for place, call in enumerate(calls) for slot in call.inputs}
-        written: set[int] = set()
+        written, used = set[int](), set[int]()
         hoisted, rest = [], []
         for place, call in enumerate(calls):
             resources = [slot for slot in call.inputs if slot in self._variable_of]
             is_read = call.operation.type == "ReadVariableOp"
             is_for_later = call.operation.type in ASSIGNMENTS and any(last_use[slot] > place for slot in resources)
-            in_turn = (is_read or is_for_later) and written.isdisjoint(resources)
+            # Nothing overtakes what sets its variable, and what sets one overtakes nothing that has it in hand.
+            in_turn = (is_read and written.isdisjoint(resources)) or (is_for_later and used.isdisjoint(resources))
             stays = call.operation.is_stateful or call.operation.type in RANDOM
             if (in_turn or not stays) and early.issuperset(call.reads):
                 early.update(call.outputs)
                 hoisted.append(call)
                 continue
+            used.update(resources)
             if not call.operation.only_reads:
                 written.update(resources)
             rest.append(call)

@@ -138,8 +138,8 @@ class Loop(keras.Model):
                 raise UnsupportedModelError(
                     f"{self.traced_as} does not call model '{network.name}' itself; it calls {called or 'no layer'}. "
                     f"Give the models that it calls, in the graph that it is traced in (under tf.distribute, the "
-                    f"function that strategy.run is given), and call them as model(x): model.call and "
-                    f"model.stateless_call run the layers alone."
+                    f"function that strategy.run is given). If it calls model.call or model.stateless_call, which run "
+                    f"the layers alone, call model(x) instead."
                 )
 
     def train_step(self, data: Any) -> Any:

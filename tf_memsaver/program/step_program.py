@@ -139,7 +139,7 @@ class StepProgram(TrainingProgram):
     def _nothing_to_plan(self, units: Sequence[Unit] = ()) -> UnsupportedModelError:
         pinned = [(unit.label, unit.pinned) for unit in units if unit.kind != CODE]
         reasons = "; ".join(f"'{path}' {reason}" for path, reason in [*self._plain.items(), *pinned][:_NAMED])
-        # By default, plans have gone inside layers already: by operations, they may replay what is pinned, no more.
+        # By default, plans have looked inside layers already: what no layer could be planned for stays plain.
         may_open = self._granularity == "layer" or (self._granularity == "auto" and pinned)
         inside = "Try granularity='op', which plans inside all layers, or put" if may_open else "Put"
         return UnsupportedModelError(

@@ -1,7 +1,7 @@
 """Store what a budget leaves room for: recompute segments of a plan that it can do without, judged in their own order.
 
-The exact searches count the bytes of live tensors in the order of capture. What the allocator adds to a finished plan,
-and the order in which it runs, leave some room below a budget, or much where the next plan that they know of is above.
+The exact searches count the bytes of live tensors in the order of capture. So a plan of theirs may be well below a
+budget by what it takes in its own order, with what the allocator adds, and their next larger one above it.
 """
 
 from __future__ import annotations

@@ -293,11 +293,21 @@ def _note_shapes(definition: Any, graph: Any, sizes: _FreeSizes | None) -> None:
 def _note_sizes(definition: Any, shapes: Mapping[str, list[tf.TensorShape]], sizes: _FreeSizes) -> None:
     """Note the sizes of the free dimensions of a function's ``shapes``, where its arguments do not tell them."""
     attributes = {node.name: node.attr for node in definition.node_def}
-    tried = set[str]()
+    assumed, tried = list[str](), set[str]()
     while True:
+        try:
+            operations = graphs.graph_of_definition(definition).get_operations()
+        except ValueError:
+            if not assumed:
+                return
+            # What is free is not what it was taken for.
+            for name in assumed:
+                _note(attributes[name], shapes[name])
+            assumed = []
+            continue
         assumed = [
             operation.name
-            for operation in graphs.graph_of_definition(definition).get_operations()
+            for operation in operations
             if operation.name in attributes.keys() - tried
             and operation.type in _SHAPES_UNKNOWN
             and not all(shape.is_fully_defined() for shape in _shapes(operation))
@@ -308,12 +318,6 @@ def _note_sizes(definition: Any, shapes: Mapping[str, list[tf.TensorShape]], siz
         tried.update(assumed)
         for name in assumed:
             _note(attributes[name], map(sizes.fill, shapes[name]))
-        try:
-            graphs.graph_of_definition(definition)
-        except ValueError:
-            # What is free is not what it was taken for.
-            for name in assumed:
-                _note(attributes[name], shapes[name])
 
 
 def _shapes(operation: Any) -> list[tf.TensorShape]:
