@@ -201,6 +201,38 @@ def test_a_loop_that_reads_a_weight_does_not_set_it() -> None:
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
 
 
+class RowsInALoop(layers.Layer):
+    """A loop inside a branch goes over the rows of all samples: their number is not that of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(8, "tanh")
+
+    def build(self, shape: Any) -> None:
+        self.dense.build((None, 8))
+
+    def call(self, x: Any) -> Any:
+        def rows() -> Any:
+            loop = tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, self.dense(y)), (0, tf.reshape(x, (-1, 8))))
+            return tf.reshape(loop[1], tf.shape(x))
+
+        return tf.cond(tf.reduce_sum(x) > -1e9, rows, lambda: x)
+
+
+@pytest.mark.parametrize("granularity", ["op", "layer"])
+def test_sizes_that_nothing_tells_are_not_counted_and_a_warning_says_so(
+    granularity: Granularity, caplog: pytest.LogCaptureFixture
+) -> None:
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((5, 8))
+    for _ in range(2):
+        x = layers.Dense(8, "tanh")(RowsInALoop()(x))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    optimized = optimized_between_cuts(model, length=1, granularity=granularity)
+    assert ("sizes inside a loop or branch are not known" in caplog.text) == (granularity == "op")
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
 class Counting(layers.Layer):
     """Has a number that a loop or a branch reads, that is set then, and that is read again."""
 

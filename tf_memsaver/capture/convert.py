@@ -18,6 +18,7 @@ from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.counting import counts_all
 from tf_memsaver.compat.devices import has_gpu, warn_of_unseen_gpu
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import CPU, CPU_BFC, GPU, Device
@@ -44,8 +45,22 @@ def traced_graph(
     warn_of_unseen_gpu()
     traced = shapes.graph("memsaver_step")
     try:
-        with gradients_end_with_graphs(), free_dimension_is(batch_size):
-            step = source.trace(traced)
+        try:
+            with gradients_end_with_graphs(), free_dimension_is(batch_size):
+                step = source.trace(traced)
+        except ValueError as error:
+            # A size inside a loop or branch may not be the batch that it was taken for.
+            release(traced)
+            shapes.found.clear()
+            traced = shapes.graph("memsaver_step")
+            with gradients_end_with_graphs():
+                step = source.trace(traced)
+            logging.warning(
+                "'%s': sizes inside a loop or branch are not known (%s), so what it keeps for the backward pass is not "
+                "counted. Predictions and budgets are not reliable: check with tf_memsaver.measure.",
+                source.name,
+                first_line(error),
+            )
         graph = build_graph(source, step, batch_size, current_device(), fixed_batch=shapes.fixed_batch, profile=profile)
         graph = dataclasses.replace(graph, data_shapes=tuple(shapes.found))
         _warn_of_uncounted(source, step)
