@@ -183,7 +183,7 @@ def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
         return _certified(planner, problem)
     most, slower = problem.request.max_overhead, list[tuple[float, Choice]]()
     for kept in _keeping(planner, problem, budget):
-        # What others may be called for need not be the planner's own proposal.
+        # One that falls back to others is asked for any good plan within the budget, not for its own proposal.
         choice = _filled(problem, kept, budget) if planner.falls_back_to else kept
         overhead = problem.overhead(problem.simulator.measure(choice.segments).replay_seconds)
         slower.append((overhead, choice))

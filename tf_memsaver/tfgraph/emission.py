@@ -224,16 +224,14 @@ class _FreeSizes:
         """Take the shapes of what the loop is given, with free dimensions and without."""
         self._batch_size = batch_size
         self._found: dict[tuple[int | None, ...], set[int]] = {}
-        sources: list[tf.TensorShape] = []
+        ranked: list[tf.TensorShape] = []
         for shape, here in given:
-            sources.append(shape)
+            ranked += [shape] if shape.rank != 0 else []
             if _has_one_free(shape) and here.is_fully_defined():
                 sizes = tuple(shape)
                 self._found.setdefault(sizes, set()).add(here[sizes.index(None)])
-        # Where all tensors were given with their sizes, the batch was known, too.
-        self._may_be_batch = not any(shape.rank for shape in sources) or not all(
-            shape.is_fully_defined() for shape in sources
-        )
+        # Tensors whose sizes were all known when the loop was traced had no free batch.
+        self._may_be_batch = not ranked or not all(shape.is_fully_defined() for shape in ranked)
 
     def fill(self, shape: tf.TensorShape) -> tf.TensorShape:
         """Return a shape with its free dimension known, if it has just one that may be the batch."""
