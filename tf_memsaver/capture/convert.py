@@ -43,32 +43,40 @@ def traced_graph(
     """
     shapes = shapes or DataShapes()
     warn_of_unseen_gpu()
-    traced = shapes.graph("memsaver_step")
     try:
         try:
-            with gradients_end_with_graphs(), free_dimension_is(batch_size):
-                step = source.trace(traced)
+            traced, step = _traced(source, shapes, batch_size)
         except ValueError as error:
             # A size inside a loop or branch may not be the batch that it was taken for.
-            release(traced)
             shapes.found.clear()
-            traced = shapes.graph("memsaver_step")
-            with gradients_end_with_graphs():
-                step = source.trace(traced)
+            traced, step = _traced(source, shapes, None)
             logging.warning(
                 "'%s': sizes inside a loop or branch are not known (%s), so what it keeps for the backward pass is not "
                 "counted. Predictions and budgets are not reliable: check with tf_memsaver.measure.",
                 source.name,
                 first_line(error),
             )
-        graph = build_graph(source, step, batch_size, current_device(), fixed_batch=shapes.fixed_batch, profile=profile)
-        graph = dataclasses.replace(graph, data_shapes=tuple(shapes.found))
-        _warn_of_uncounted(source, step)
+        try:
+            device = current_device()
+            graph = build_graph(source, step, batch_size, device, fixed_batch=shapes.fixed_batch, profile=profile)
+            _warn_of_uncounted(source, step)
+        finally:
+            release(traced)
     finally:
         source.close()
         shapes.forget_data()
-        release(traced)
-    return graph
+    return dataclasses.replace(graph, data_shapes=tuple(shapes.found))
+
+
+def _traced(source: StepSource, shapes: DataShapes, free: int | None) -> tuple[Any, TracedStep]:
+    """Return the step in a graph of its own; ``free`` is what free sizes in loops and branches are taken for."""
+    graph = shapes.graph("memsaver_step")
+    try:
+        with gradients_end_with_graphs(), free_dimension_is(free):
+            return graph, source.trace(graph)
+    except BaseException:
+        release(graph)
+        raise
 
 
 def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:

@@ -48,8 +48,11 @@ _batch_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_
 
 
 @contextlib.contextmanager
-def free_dimension_is(batch_size: int) -> Iterator[None]:
-    """Take the one free dimension of what comes out of loops and branches for the batch, to know its bytes."""
+def free_dimension_is(batch_size: int | None) -> Iterator[None]:
+    """Take the one free dimension of what comes out of loops and branches for the batch, to know its bytes.
+
+    None leaves it free.
+    """
     token = _batch_size.set(batch_size)
     try:
         yield
@@ -224,12 +227,12 @@ class _FreeSizes:
         """Take the shapes of what the loop is given, with free dimensions and without."""
         self._batch_size = batch_size
         self._found: dict[tuple[int | None, ...], set[int]] = {}
-        ranked: list[tf.TensorShape] = []
-        for shape, here in given:
-            ranked += [shape] if shape.rank != 0 else []
+        pairs = list(given)
+        for shape, here in pairs:
             if _has_one_free(shape) and here.is_fully_defined():
                 sizes = tuple(shape)
                 self._found.setdefault(sizes, set()).add(here[sizes.index(None)])
+        ranked = [shape for shape, _ in pairs if shape.rank != 0]
         # Tensors whose sizes were all known when the loop was traced had no free batch.
         self._may_be_batch = not ranked or not all(shape.is_fully_defined() for shape in ranked)
 
