@@ -4,62 +4,21 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_memsaver.tfgraph.emission import Template, ends_segment, free_dimension_is, registered_segment
-
-Function = Callable[..., Any]
+from tests.tensorflow.copies import Function, copy_of, traced, with_gradients
+from tf_memsaver.tfgraph.emission import Template, ends_segment, registered_segment
 
 A = np.linspace(-0.9, 0.8, 12, dtype=np.float32).reshape(3, 4)
 B = np.linspace(0.5, 1.5, 12, dtype=np.float32).reshape(3, 4)
 SQUARE = np.linspace(-0.5, 0.7, 16, dtype=np.float32).reshape(4, 4)
 IMAGES = np.linspace(-1.0, 1.0, 2 * 5 * 5 * 3, dtype=np.float32).reshape(2, 5, 5, 3)
 KERNEL = np.linspace(-0.3, 0.4, 3 * 3 * 3 * 2, dtype=np.float32).reshape(3, 3, 3, 2)
-
-
-def traced(function: Function, *tensors: Any, free: bool = False) -> Any:
-    """A concrete function of arguments like these tensors; with ``free``, of any first size."""
-    arrays = [np.asarray(tensor) for tensor in tensors]
-    specs = [tf.TensorSpec((None, *a.shape[1:]) if free else a.shape, a.dtype) for a in arrays]
-    return tf.function(function, autograph=False).get_concrete_function(*specs)
-
-
-def copy_of(concrete: Any, **emitted: Any) -> Function:
-    """A function that emits a copy of each operation of a traced one, under its name."""
-    templates = [
-        (Template(operation), [id(t) for t in operation.inputs], [id(t) for t in operation.outputs])
-        for operation in concrete.graph.get_operations()
-        if operation.type != "Placeholder"
-    ]
-    arguments, results = ([id(t) for t in tensors] for tensors in (concrete.graph.inputs, concrete.graph.outputs))
-
-    def copy(*tensors: Any) -> list[Any]:
-        made = dict(zip(arguments, tensors, strict=True))
-        for template, inputs, outputs in templates:
-            copies = template.emit([made[key] for key in inputs], template.name, **emitted)
-            made.update(zip(outputs, copies, strict=True))
-        return [made[key] for key in results]
-
-    return copy
-
-
-def with_gradients(function: Function) -> Function:
-    """A function that returns what another one does, and the gradients of the sum of squares of its float results."""
-
-    def step(*tensors: Any) -> Any:
-        floats = [tensor for tensor in tensors if tensor.dtype.is_floating]
-        with tf.GradientTape() as tape:
-            tape.watch(floats)
-            results = tf.nest.flatten(function(*tensors))
-            loss = tf.add_n([tf.reduce_sum(t**2) for t in results if t.dtype.is_floating] or [tf.constant(0.0)])
-        return results, [g for g in tape.gradient(loss, floats) if g is not None]
-
-    return step
 
 
 def described(graph: Any) -> list[tuple[str, str, str]]:
@@ -133,59 +92,6 @@ def test_a_shape_that_was_told_stays_known() -> None:
 
     copy = traced(copy_of(traced(function, A, np.array([6, 2]))), A, np.array([6, 2]))
     assert copy.outputs[0].shape.as_list() == [None, 2]
-
-
-@pytest.mark.parametrize("of", [loop, branch])
-def test_what_comes_out_of_loops_and_branches_has_the_size_of_the_batch(of: Function) -> None:
-    source = traced(lambda x: tf.ensure_shape(of(x), [None, 4]), A, free=True)
-    kinds = {"StatelessWhile", "While", "StatelessIf", "If"}
-    with free_dimension_is(3):
-        copy = traced(copy_of(source), A, free=True)
-    made = next(op for op in copy.graph.get_operations() if op.type in kinds)
-    assert [3, 4] in [t.shape.as_list() for t in made.outputs if t.shape.rank is not None]
-    unknown = traced(copy_of(source), A, free=True)
-    made = next(op for op in unknown.graph.get_operations() if op.type in kinds)
-    assert [3, 4] not in [t.shape.as_list() for t in made.outputs if t.shape.rank is not None]
-
-
-def product_of_rows(x: Any, w: Any) -> Any:
-    """A product of rows, as ``keras.layers.Dense`` makes them: more than there are samples."""
-    rows = tf.reshape(x, (-1, 4)) @ w
-    return tf.reshape(rows, tf.shape(x))
-
-
-def branches(of: Function) -> Function:
-    return lambda x, w: tf.cond(tf.reduce_sum(x) > -1e9, lambda: of(x, w), lambda: x)
-
-
-def loops(of: Function) -> Function:
-    return lambda x, w: tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, of(y, w)), (0, x))[1]
-
-
-def marked(x: Any, w: Any) -> Any:
-    """As many columns as the data says."""
-    return tf.boolean_mask(x, tf.reduce_sum(x, (0, 2)) > -1e9, axis=1) @ w
-
-
-def weighted(x: Any, w: Any) -> Any:
-    """One more weight than a range has numbers."""
-    weights = tf.concat([tf.cast(tf.range(tf.shape(x)[1] - 1), tf.float32), [1.0]], 0)
-    return x @ w * tf.reduce_mean(weights)
-
-
-@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
-@pytest.mark.parametrize(
-    "function", [branches(product_of_rows), loops(product_of_rows), branches(marked), branches(weighted)]
-)
-def test_a_free_size_in_a_loop_or_branch_need_not_be_the_batch(function: Function, free: bool) -> None:
-    x = np.linspace(-1.0, 1.0, 3 * 5 * 4, dtype=np.float32).reshape(3, 5, 4)
-    specs = [tf.TensorSpec((None if free else 3, 5, 4)), tf.TensorSpec((4, 4))]
-    source = tf.function(function, autograph=False).get_concrete_function(*specs)
-    with free_dimension_is(3):
-        copy = traced(with_gradients(copy_of(source)), x, SQUARE)
-    expected = traced(with_gradients(function), x, SQUARE)
-    for found, wanted in zip(tf.nest.flatten(copy(x, SQUARE)), tf.nest.flatten(expected(x, SQUARE)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def test_a_template_does_not_keep_its_graph() -> None:

@@ -18,7 +18,6 @@ from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.counting import counts_all
 from tf_memsaver.compat.devices import has_gpu, warn_of_unseen_gpu
-from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import CPU, CPU_BFC, GPU, Device
@@ -27,7 +26,7 @@ from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.parity.control import filter_gradients_first
 from tf_memsaver.program.calls import CallSequence
-from tf_memsaver.tfgraph.emission import free_dimension_is
+from tf_memsaver.tfgraph.emission import sizes_worked_out
 from tf_memsaver.tfgraph.operations import costs_of, kernels_here, shaped_like, spec_of, tensor_bytes
 
 TINY_BYTES = 1024
@@ -43,40 +42,17 @@ def traced_graph(
     """
     shapes = shapes or DataShapes()
     warn_of_unseen_gpu()
+    traced = shapes.graph("memsaver_step")
     try:
-        try:
-            traced, step = _traced(source, shapes, batch_size)
-        except ValueError as error:
-            # A size inside a loop or branch may not be the batch that it was taken for.
-            shapes.found.clear()
-            traced, step = _traced(source, shapes, None)
-            logging.warning(
-                "'%s': sizes inside a loop or branch are not known (%s), so what it keeps for the backward pass is not "
-                "counted. Predictions and budgets are not reliable: check with tf_memsaver.measure.",
-                source.name,
-                first_line(error),
-            )
-        try:
-            device = current_device()
-            graph = build_graph(source, step, batch_size, device, fixed_batch=shapes.fixed_batch, profile=profile)
-            _warn_of_uncounted(source, step)
-        finally:
-            release(traced)
+        with gradients_end_with_graphs(), sizes_worked_out():
+            step = source.trace(traced)
+        graph = build_graph(source, step, batch_size, current_device(), fixed_batch=shapes.fixed_batch, profile=profile)
+        _warn_of_uncounted(source, step)
     finally:
         source.close()
         shapes.forget_data()
+        release(traced)
     return dataclasses.replace(graph, data_shapes=tuple(shapes.found))
-
-
-def _traced(source: StepSource, shapes: DataShapes, free: int | None) -> tuple[Any, TracedStep]:
-    """Return the step in a graph of its own; ``free`` is what free sizes in loops and branches are taken for."""
-    graph = shapes.graph("memsaver_step")
-    try:
-        with gradients_end_with_graphs(), free_dimension_is(free):
-            return graph, source.trace(graph)
-    except BaseException:
-        release(graph)
-        raise
 
 
 def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:
@@ -84,9 +60,9 @@ def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:
     unit = uncounted(step)
     if unit is not None:
         logging.warning(
-            "'%s': the size of the output of '%s' is not known before the step runs, so this output and all that "
-            "is computed from it are not counted. Predictions and budgets are not reliable. Give data= with real "
-            "batches, or make the sizes known (texts: apply TextVectorization in the dataset, with ds.map).",
+            "'%s': sizes in '%s' are not known before the step runs, so what has them, and all that is computed from "
+            "it, is not counted. Predictions and budgets are not reliable: check with tf_memsaver.measure. Give data= "
+            "with real batches, or make the sizes known (texts: apply TextVectorization in the dataset, with ds.map).",
             source.name,
             source.sequence.labels[unit],
         )

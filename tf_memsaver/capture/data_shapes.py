@@ -21,6 +21,7 @@ from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import release
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.tfgraph.emission import Template
+from tf_memsaver.tfgraph.operations import called_functions
 
 Shape = tuple[int, ...]
 
@@ -124,12 +125,31 @@ def _shape_of(tensor: Any, batch: Sequence[Any]) -> Shape:
 
 
 def uncounted(step: TracedStep) -> int | None:
-    """Return the first unit that makes an activation of unknown shape, which the backward pass reads; None without."""
+    """Return the first unit with an activation of unknown shape that the backward pass reads; None without.
+
+    What a loop or a branch computes is such where the backward pass reads anything that comes out of it.
+    """
     phases = {id(op): owner[0] for op, owner in zip(step.graph.get_operations(), step.owners, strict=True)}
     for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
         if phase is Phase.FORWARD and unit is not None:
-            for tensor in operation.outputs:
-                is_open = tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
-                if is_open and any(phases.get(id(each)) is Phase.BACKWARD for each in tensor.consumers()):
-                    return unit
+            read = [
+                tensor
+                for tensor in operation.outputs
+                if any(phases.get(id(each)) is Phase.BACKWARD for each in tensor.consumers())
+            ]
+            if any(map(_is_open, read)) or (read and _is_open_inside(operation, step.graph)):
+                return unit
     return None
+
+
+def _is_open(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating and not tensor.shape.is_fully_defined())
+
+
+def _is_open_inside(operation: Any, graph: Any) -> bool:
+    """Whether the functions that an operation calls make activations of unknown shape."""
+    return any(
+        any(map(_is_open, inner.outputs)) or _is_open_inside(inner, body)
+        for body in called_functions(operation, graph)
+        for inner in body.get_operations()
+    )

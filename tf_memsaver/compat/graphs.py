@@ -17,9 +17,10 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager.polymorphic_function.atomic_function import from_function_def
 from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
-from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+from tensorflow.python.framework.smart_cond import smart_constant_value
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
+from tensorflow.python.ops.handle_data_util import create_handle_data as create_handle_data
 from tensorflow.python.ops.handle_data_util import get_handle_data as get_handle_data
 from tensorflow.python.ops.handle_data_util import set_handle_data as set_handle_data
 
@@ -66,8 +67,8 @@ KNOWN_SHAPES = "_output_shapes"
 COMPILED_BY_XLA = "_XlaMustCompile"
 """The attribute of the call of a function that XLA compiles (``attributes.py``)."""
 
-graph_of_definition = function_def_to_graph
-"""Returns the graph of a function by its definition; a ValueError says that the shapes noted in it cannot be."""
+constant_value = smart_constant_value
+"""Returns the value of a tensor that shapes and constants tell, else None; ``tf.get_static_value`` sees less."""
 
 unique_number = ops.uid
 """Returns another number each time, of those that TensorFlow makes its own unique names of."""

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tf_memsaver.cost import rules
 from tf_memsaver.program.op_calls import GroupCall, OpCall, slots_of
-from tf_memsaver.tfgraph.emission import functions_in
-from tf_memsaver.tfgraph.operations import ASSIGNMENTS, custom_gradient_bodies, has_gradients
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, custom_gradient_bodies, functions_in, has_gradients
 
 LARGE_ELEMENTS = 4096
 """A tensor of a known shape with as many elements ends a group; so does one whose shape depends on the arguments."""

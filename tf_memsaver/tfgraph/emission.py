@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ from tf_memsaver.compat.tapes import could_possibly_record, followed, record_ope
 from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
     called_function,
+    functions_in,
     has_gradients,
     implements,
     library_function,
@@ -27,8 +28,12 @@ from tf_memsaver.tfgraph.operations import (
     own_outputs,
     rivals,
 )
+from tf_memsaver.tfgraph.sizes import NOT_SIZED, SIZED, Called, Size, SizedFunction, Sizes
 
 AttrValue, NameAttrList = tf.compat.v1.AttrValue, tf.compat.v1.NameAttrList
+
+OUTPUT_SHAPES = "output_shapes"
+"""The attribute of a loop or a branch that has the shapes of what comes out of it."""
 
 _NOT_COPIED = (graphs.COLOCATED, graphs.KNOWN_SHAPES)
 """Attributes that speak of the graph that the operation comes from."""
@@ -38,26 +43,17 @@ Gradient = Callable[..., Any]
 """Takes an operation (None when it is being saved) and the gradients of its outputs; returns those of its inputs."""
 
 
-_SHAPES_UNKNOWN = frozenset(
-    """Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile TensorListGetItem
-    TensorListPopBack TensorListStack While""".split()
-)
-"""Operations whose outputs have the shapes of functions, or of a list, that were traced with a free batch dimension."""
-
-_batch_size: contextvars.ContextVar[int | None] = contextvars.ContextVar("batch_size", default=None)
+_sizes: contextvars.ContextVar[Sizes | None] = contextvars.ContextVar("sizes", default=None)
 
 
 @contextlib.contextmanager
-def free_dimension_is(batch_size: int | None) -> Iterator[None]:
-    """Take the one free dimension of what comes out of loops and branches for the batch, to know its bytes.
-
-    None leaves it free.
-    """
-    token = _batch_size.set(batch_size)
+def sizes_worked_out() -> Iterator[None]:
+    """Work out the sizes inside of loops and branches, and of what comes out of them, in a graph that is made here."""
+    token = _sizes.set(Sizes())
     try:
         yield
     finally:
-        _batch_size.reset(token)
+        _sizes.reset(token)
 
 
 class Template:
@@ -70,7 +66,6 @@ class Template:
     __slots__ = (
         "_definition",
         "_functions",
-        "_given",
         "_gradient",
         "_handles",
         "_rivals",
@@ -99,7 +94,6 @@ class Template:
         self.read_dtypes = [tensor.dtype for tensor in operation.inputs]
         self.dtypes = [tensor.dtype for tensor in outputs]
         self.shapes = [tensor.shape for tensor in outputs]
-        self._given = [tensor.shape for tensor in _given_to(self.type, operation.inputs)]
         self._definition = operation.op_def
         self.only_reads = only_reads(operation, operation.graph)
         named = [func.name for value in self.attributes.values() for func in functions_in(value)]
@@ -137,8 +131,10 @@ class Template:
           LookupError: (when a gradient is asked for) the operation has no gradient.
         """
         graph = tf.compat.v1.get_default_graph()
-        sizes = self._free_sizes(inputs)
-        attributes = self._functions_brought(graph, sizes) if self.names_functions else self.attributes
+        sizes, called = _sizes.get(), NOT_SIZED
+        if sizes is not None and self.type in SIZED:
+            called = sizes.called(self.type, self.attributes, inputs, self._functions.get)
+        attributes = self._functions_brought(graph, called) if self.names_functions else self.attributes
         if gradient is not None:
             attributes = {**attributes, graphs.CUSTOM_GRADIENT: AttrValue(s=registered(gradient).encode())}
         made = self._made(graph, inputs, name, attributes)
@@ -149,7 +145,9 @@ class Template:
             if handle is not None:
                 graphs.set_handle_data(output, handle)
             if shape.rank is not None:
-                _set_shape(output, shape, sizes)
+                _set_shape(output, shape)
+        if sizes is not None:
+            sizes.note(made, called.results)
         differentiable = inputs and any(has_gradients(dtype) or dtype == tf.variant for dtype in self.dtypes)
         if differentiable and could_possibly_record():
             if of_tape:
@@ -167,11 +165,11 @@ class Template:
     def _made(self, graph: Any, inputs: Sequence[Any], name: str, attributes: dict[str, Any]) -> Any:
         return graphs.add_operation(graph, self.type, inputs, self.dtypes, name, attributes, self._definition)
 
-    def _functions_brought(self, graph: Any, sizes: _FreeSizes | None) -> dict[str, Any]:
+    def _functions_brought(self, graph: Any, called: Called) -> dict[str, Any]:
         """Add the functions that attributes name to the library of a graph, and return the attributes.
 
         The gradient of a loop or a branch rewrites its functions under names made from theirs: each copy gets its own,
-        in which free dimensions have ``sizes`` where those are known.
+        with the sizes that are known of what it is ``called`` with.
         """
         for function in filter(None, (*self._functions.values(), *self._rivals)):
             graphs.add_function(graph, function)
@@ -183,95 +181,40 @@ class Template:
             for named in functions_in(found[key]):
                 function = self._functions[named.name]
                 if function is not None:
-                    named.name = _copied_function(function, graph, sizes).name
-            if sizes is not None:
-                for shape in found[key].list.shape:
-                    shape.CopyFrom(sizes.fill(tf.TensorShape(shape)).as_proto())
+                    named.name = _copied_function(function, graph, called.functions.get(named.name)).name
+        if called.results and OUTPUT_SHAPES in found:
+            found[OUTPUT_SHAPES].CopyFrom(_shapes_attribute(called.results))
         return found
 
-    def _free_sizes(self, inputs: Sequence[Any]) -> _FreeSizes | None:
-        """Return the sizes of free dimensions in a copy of a loop or a branch, or of a list that one fills.
 
-        None for other operations, and where ``free_dimension_is`` has told no batch.
-        """
-        batch_size = _batch_size.get()
-        if batch_size is None or self.type not in _SHAPES_UNKNOWN:
-            return None
-        here = [each.shape for each in _given_to(self.type, inputs)]
-        return _FreeSizes(batch_size, zip(self._given, here, strict=False))
-
-
-def _given_to(op_type: str, inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return what a loop or a branch is given; a list that a loop fills is stacked as the loop made it."""
-    return inputs[0].op.inputs if op_type == "TensorListStack" else inputs
-
-
-def _set_shape(output: tf.Tensor, shape: tf.TensorShape, sizes: _FreeSizes | None) -> None:
+def _set_shape(output: tf.Tensor, shape: tf.TensorShape) -> None:
     """Tell what the source knew of a shape beyond what can be inferred: gradients are made by what is known."""
-    if output.shape.is_fully_defined():
-        return
-    if sizes is not None:
-        shape = sizes.fill(shape)
-    if output.shape.rank is None or list(shape) != list(output.shape):
+    if not output.shape.is_fully_defined() and (output.shape.rank is None or list(shape) != list(output.shape)):
         output.set_shape(shape)
 
 
-class _FreeSizes:
-    """What the free dimension in the shapes of a loop or a branch is: the batch, or the batch times something else.
-
-    The latter (the sequences of all nodes of a graph) is seen in what the loop is given: in tensors of the same shape,
-    or of that of the elements of a list, else in all of them.
-    """
-
-    def __init__(self, batch_size: int, given: Iterable[tuple[tf.TensorShape, tf.TensorShape]]) -> None:
-        """Take the shapes of what the loop is given, with free dimensions and without."""
-        self._batch_size = batch_size
-        self._found: dict[tuple[int | None, ...], set[int]] = {}
-        pairs = list(given)
-        for shape, here in pairs:
-            if _has_one_free(shape) and here.is_fully_defined():
-                sizes = tuple(shape)
-                self._found.setdefault(sizes, set()).add(here[sizes.index(None)])
-        ranked = [shape for shape, _ in pairs if shape.rank != 0]
-        # Tensors whose sizes were all known when the loop was traced had no free batch.
-        self._may_be_batch = not ranked or not all(shape.is_fully_defined() for shape in ranked)
-
-    def fill(self, shape: tf.TensorShape) -> tf.TensorShape:
-        """Return a shape with its free dimension known, if it has just one that may be the batch."""
-        if not _has_one_free(shape) or not self._may_be_batch:
-            return shape
-        sizes = list(shape)
-        alike = self._found.get(tuple(sizes)) or self._found.get(tuple(sizes[1:]))
-        found = alike or set().union(*self._found.values())
-        sizes[sizes.index(None)] = next(iter(found)) if len(found) == 1 else self._batch_size
-        return tf.TensorShape(sizes)
-
-
-def _has_one_free(shape: tf.TensorShape) -> bool:
-    return shape.rank is not None and list(shape).count(None) == 1
-
-
-def _copied_function(function: Any, graph: Any, sizes: _FreeSizes | None) -> Any:
+def _copied_function(function: Any, graph: Any, sized: SizedFunction | None) -> Any:
     """Add a copy of a function, under a name of its own, and of those that it calls, to the library of a graph.
 
-    Free dimensions in it have ``sizes`` where those are known.
+    ``sized`` has the sizes in it where they are known.
     """
     definition = copy.deepcopy(graphs.definition_of(function))
-    called = []
+    children = []
     for node in definition.node_def:
+        called = sized.calls.get(node.name, NOT_SIZED) if sized else NOT_SIZED
         for value in node.attr.values():
             for named in functions_in(value):
                 inner = library_function(function.graph, named.name)
                 # What is one of several implementations is found by its name.
                 if inner is not None and not implements(inner):
-                    called.append(_copied_function(inner, graph, sizes))
-                    named.name = called[-1].name
+                    children.append(_copied_function(inner, graph, called.functions.get(named.name)))
+                    named.name = children[-1].name
     definition.signature.name = f"{definition.signature.name}_{graphs.unique_number()}"
-    _note_shapes(definition, function.graph, sizes)
-    return graphs.add_function_definition(graph, definition, function, called)
+    _note_shapes(definition, function.graph, sized)
+    return graphs.add_function_definition(graph, definition, function, children)
 
 
-def _note_shapes(definition: Any, graph: Any, sizes: _FreeSizes | None) -> None:
+def _note_shapes(definition: Any, graph: Any, sized: SizedFunction | None) -> None:
     """Note in a function's definition the shapes that its graph knows, also of variables that it is given.
 
     Not all of them can be inferred anew, and the gradient of a loop is made by what is known in the graph that
@@ -281,58 +224,19 @@ def _note_shapes(definition: Any, graph: Any, sizes: _FreeSizes | None) -> None:
         handle = graphs.get_handle_data(tensor) if tensor.dtype == tf.resource else None
         if handle is not None and handle.is_set and not argument.handle_data:
             argument.handle_data.add(dtype=handle.shape_and_type[0].dtype, shape=handle.shape_and_type[0].shape)
-        if sizes is not None and _has_one_free(tensor.shape):
-            _note(definition.arg_attr[place].attr, [sizes.fill(tensor.shape)])
-    shapes = {node.name: _shapes(graph.get_operation_by_name(node.name)) for node in definition.node_def}
+        if sized is not None and tensor.dtype not in (tf.resource, tf.variant):
+            known = definition.arg_attr[place].attr[graphs.KNOWN_SHAPES]
+            known.CopyFrom(_shapes_attribute([sized.arguments[place]]))
     for node in definition.node_def:
-        if shapes[node.name]:
-            _note(node.attr, shapes[node.name])
-    if sizes is not None:
-        _note_sizes(definition, shapes, sizes)
+        outputs = graph.get_operation_by_name(node.name).outputs
+        if outputs:
+            shapes = sized.operations[node.name] if sized else [Size.of(tensor.shape) for tensor in outputs]
+            node.attr[graphs.KNOWN_SHAPES].CopyFrom(_shapes_attribute(shapes))
 
 
-def _note_sizes(definition: Any, shapes: Mapping[str, list[tf.TensorShape]], sizes: _FreeSizes) -> None:
-    """Note the sizes of the free dimensions of a function's ``shapes``, where its arguments do not tell them."""
-    attributes = {node.name: node.attr for node in definition.node_def}
-    assumed, tried = list[str](), set[str]()
-    while True:
-        try:
-            operations = graphs.graph_of_definition(definition).get_operations()
-        except ValueError:
-            if not assumed:
-                return
-            # What is free is not what it was taken for.
-            for name in assumed:
-                _note(attributes[name], shapes[name])
-            assumed = []
-            continue
-        assumed = [
-            operation.name
-            for operation in operations
-            if operation.name in attributes.keys() - tried
-            and operation.type in _SHAPES_UNKNOWN
-            and not all(shape.is_fully_defined() for shape in _shapes(operation))
-            and all(tensor.shape.is_fully_defined() for tensor in operation.inputs)
-        ]
-        if not assumed:
-            return
-        tried.update(assumed)
-        for name in assumed:
-            _note(attributes[name], map(sizes.fill, shapes[name]))
-
-
-def _shapes(operation: Any) -> list[tf.TensorShape]:
-    return [tensor.shape for tensor in operation.outputs]
-
-
-def _note(attributes: Any, shapes: Iterable[tf.TensorShape]) -> None:
-    known = AttrValue.ListValue(shape=[shape.as_proto() for shape in shapes])
-    attributes[graphs.KNOWN_SHAPES].CopyFrom(AttrValue(list=known))
-
-
-def functions_in(value: Any) -> Sequence[Any]:
-    """Return the functions that an attribute names."""
-    return [value.func] if value.HasField("func") else value.list.func
+def _shapes_attribute(sizes: Sequence[Size]) -> Any:
+    shapes = [tf.TensorShape(size.shape).as_proto() for size in sizes]
+    return AttrValue(list=AttrValue.ListValue(shape=shapes))
 
 
 SEGMENT = "MemsaverSegment-"

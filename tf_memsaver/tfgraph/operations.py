@@ -22,9 +22,9 @@ from tf_memsaver.tfgraph.loops import added_by_step, most_live, shared
 FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
 
-_LOOPS = frozenset({"StatelessWhile", "While"})
-_BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
-_CALLS = FUNCTION_CALLS | _LOOPS | _BRANCHES
+LOOPS = frozenset({"StatelessWhile", "While"})
+BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
+_CALLS = FUNCTION_CALLS | LOOPS | BRANCHES
 
 ASSIGNMENTS = {"AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "AssignVariableOp": "assign"}
 """Operations that set a variable, and the variable's methods that make them."""
@@ -83,7 +83,7 @@ def tensor_bytes(tensor: Any, free: int | None = None) -> int:
 
 def _loop_list_bytes(tensor: Any) -> int:
     """Return the bytes of a list that a while loop fills, one element a step: outputs and values for the gradient."""
-    if tensor.op.type not in _LOOPS:
+    if tensor.op.type not in LOOPS:
         return 0
     body = function_graph(tensor.op.graph, tensor.op.get_attr("body").name)
     added = None if body is None else added_by_step(body, tensor.value_index)
@@ -137,12 +137,12 @@ def shaped_like(operation: Any) -> Any | None:
 
 def is_loop(operation: Any) -> bool:
     """Whether an operation is a while loop."""
-    return operation.type in _LOOPS
+    return operation.type in LOOPS
 
 
 def trip_count(operation: Any) -> int | None:
     """Return how many steps a while loop runs at most, from its limit or the lists that it reads; None if unknown."""
-    if operation.type not in _LOOPS:
+    if operation.type not in LOOPS:
         return None
     sizes = []
     for tensor in operation.inputs:
@@ -160,7 +160,7 @@ def _static_count(tensor: Any) -> int | None:
     """Return a scalar integer that is known when tracing, else None."""
     if not tensor.dtype.is_integer or tensor.shape.rank != 0:
         return None
-    value = tf.get_static_value(tensor)
+    value = graphs.constant_value(tensor)
     return None if value is None else int(value)
 
 
@@ -237,7 +237,7 @@ def _on_device_of(call: Any, body: Any) -> Iterator[Any]:
 
 def _read_last(branch: Any, graph: Any) -> list[int]:
     """Return which inputs of a branch's functions nobody reads afterwards; TensorFlow runs a branch inlined."""
-    if branch.type not in _BRANCHES:
+    if branch.type not in BRANCHES:
         return []
     operations = graph.get_operations()
     after = next(place for place, each in enumerate(operations) if each is branch) + 1
@@ -251,14 +251,18 @@ def _read_last(branch: Any, graph: Any) -> list[int]:
     ]
 
 
+def functions_in(value: Any) -> Sequence[Any]:
+    """Return the functions that an attribute names."""
+    return [value.func] if value.HasField("func") else value.list.func
+
+
 def called_functions(operation: Any, graph: Any) -> Iterator[Any]:
     """Yield the graphs of the functions that an operation calls (branches, loop bodies, calls)."""
     if operation.type not in _CALLS:
         return
     for attribute in operation.node_def.attr.values():
-        names = [attribute.func.name] if attribute.HasField("func") else [f.name for f in attribute.list.func]
-        for name in filter(None, names):
-            body = function_graph(graph, name)
+        for named in functions_in(attribute):
+            body = function_graph(graph, named.name) if named.name else None
             if body is not None:
                 yield body
 

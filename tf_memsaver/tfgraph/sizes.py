@@ -1,0 +1,252 @@
+"""Sizes inside loops and branches, worked out from what these are given.
+
+The functions of a loop or a branch that was traced for a free batch size know no sizes, and TensorFlow does not look
+into them for the shapes of what they return, nor for those of the elements of a list. Where the sizes of a graph's
+inputs are known, all of this is inferred here, function by function, as the graph is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_memsaver.compat import graphs
+from tf_memsaver.tfgraph.operations import BRANCHES, FUNCTION_CALLS, LOOPS, functions_in, library_function
+
+SIZED = BRANCHES | FUNCTION_CALLS | LOOPS
+"""Operations whose results are as large as those of the functions that they call."""
+
+_WRITERS = {"TensorListPushBack": (1, 1), "TensorListSetItem": (2, 0)}
+"""Operations that put an element into a list: which input it is, and by how many the list grows."""
+
+_SAME = frozenset({"Identity", "TensorListPopBack"})
+"""Operations whose first result is the list that they are given; the second one has an element less."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """What is known of a tensor: its sizes; for a list, those of each element, and how many there are."""
+
+    shape: tuple[int | None, ...] | None
+    elements: tuple[int | None, ...] | None = None
+    element_type: tf.DType | None = None
+    length: int | None = None
+
+    @staticmethod
+    def of(shape: tf.TensorShape) -> Size:
+        """Return what a shape tells."""
+        return Size(None if shape.rank is None else tuple(shape))
+
+    def joined(self, other: Size) -> Size:
+        """Return what is known of a tensor that is as this one or as the other one.
+
+        All elements of a list are alike: what one of the two knows of them holds for both.
+        """
+        return Size(
+            _joined(self.shape, other.shape, either=False),
+            _joined(self.elements, other.elements, either=True),
+            self.element_type,
+            self.length if self.length == other.length else None,
+        )
+
+
+@dataclasses.dataclass
+class SizedFunction:
+    """A function whose arguments have known sizes: those of all that it computes.
+
+    ``operations`` are by the names of its operations; ``calls`` is what they call.
+    """
+
+    arguments: list[Size]
+    results: list[Size]
+    operations: dict[str, list[Size]]
+    calls: dict[str, Called]
+
+
+class Called(NamedTuple):
+    """The functions that an operation calls, by name, and the sizes of what comes out of it; empty if not known."""
+
+    functions: Mapping[str, SizedFunction]
+    results: Sequence[Size]
+
+
+NOT_SIZED = Called({}, ())
+
+
+class Sizes:
+    """Works out sizes in one graph, whose inputs have known ones."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet beyond what the tensors of the graph tell."""
+        self._lengths: dict[int, tuple[tf.Tensor, int]] = {}
+
+    def of(self, tensor: tf.Tensor) -> Size:
+        """Return what is known of a tensor."""
+        size = Size.of(tensor.shape)
+        if tensor.dtype != tf.variant:
+            return size
+        _, length = self._lengths.get(id(tensor), (tensor, None))
+        return Size(size.shape, *_elements(tensor), length)
+
+    def called(
+        self,
+        op_type: str,
+        attributes: Mapping[str, Any],
+        inputs: Sequence[tf.Tensor],
+        function_named: Callable[[str], Any | None],
+    ) -> Called:
+        """Return the functions of an operation in ``SIZED`` with their sizes, and the sizes of what comes out of it."""
+        given = [self.of(tensor) for tensor in inputs]
+        names = list(dict.fromkeys(func.name for value in attributes.values() for func in functions_in(value)))
+        functions = {name: function_named(name) for name in names}
+        if None in functions.values():
+            return NOT_SIZED
+        try:
+            if op_type in LOOPS:
+                body = attributes["body"].func.name
+                given = self._held(functions[body], given)
+            elif op_type in BRANCHES:
+                given = given[1:]
+            sized = {name: self._function(function, given) for name, function in functions.items()}
+        except ValueError:
+            return NOT_SIZED
+        if op_type in LOOPS:
+            return Called(sized, given)
+        results, *others = [each.results for each in sized.values()]
+        for other in others:
+            results = [one.joined(two) for one, two in zip(results, other, strict=True)]
+        return Called(sized, results)
+
+    def note(self, operation: Any, results: Sequence[Size]) -> None:
+        """Tell the results of an operation what is known of them, from its inputs or by ``called``."""
+        for tensor, size in zip(operation.outputs, results, strict=False):
+            self._tell(tensor, size)
+        kind, inputs = operation.type, operation.inputs
+        if kind == "TensorListReserve":
+            self._tell_length(operation.outputs[0], _constant(inputs[1]))
+        elif kind == "TensorListFromTensor":
+            self._tell(operation.outputs[0], Size((), *_element_of(inputs[0])))
+        elif kind == "EmptyTensorList":
+            self._tell_length(operation.outputs[0], 0)
+        elif kind in _WRITERS:
+            place, more = _WRITERS[kind]
+            before, element = self.of(inputs[0]), self.of(inputs[place])
+            length = None if before.length is None else before.length + more
+            elements = _joined(before.elements, element.shape, either=True)
+            self._tell(operation.outputs[0], Size((), elements, before.element_type, length))
+        elif kind in _SAME and operation.outputs[0].dtype == tf.variant:
+            before = self.of(inputs[0])
+            length = before.length if kind == "Identity" or before.length is None else before.length - 1
+            self._tell_length(operation.outputs[0], length)
+        elif kind == "TensorListStack":
+            stacked, length = operation.outputs[0], self.of(inputs[0]).length
+            if length is not None and stacked.shape.rank:
+                stacked.set_shape([length, *stacked.shape[1:]])
+
+    def _tell_length(self, tensor: tf.Tensor, length: int | None) -> None:
+        if length is not None:
+            self._lengths[id(tensor)] = tensor, length
+
+    def _tell(self, tensor: tf.Tensor, size: Size) -> None:
+        if size.shape is not None:
+            tensor.set_shape(size.shape)
+        self._tell_length(tensor, size.length)
+        if size.elements is not None:
+            known, _ = _elements(tensor)
+            elements = _joined(known, size.elements, either=True)
+            if elements != known:
+                graphs.set_handle_data(tensor, graphs.create_handle_data(tf.TensorShape(elements), size.element_type))
+
+    def _held(self, body: Any, given: list[Size]) -> list[Size]:
+        """Return what is known of what a loop is given, in all of its steps.
+
+        Raises:
+          ValueError: no sizes are the same in all steps.
+        """
+        for _ in range(len(given) + 1):
+            after = self._function(body, given).results
+            held = [one.joined(two) for one, two in zip(given, after, strict=True)]
+            if held == given:
+                return given
+            given = held
+        raise ValueError("no sizes hold in all steps of the loop")
+
+    def _function(self, function: Any, given: Sequence[Size]) -> SizedFunction:
+        """Return the sizes in a function, made anew, operation by operation, in a graph of its own.
+
+        Raises:
+          ValueError: it cannot be given these sizes.
+        """
+        source, scratch = function.graph, tf.Graph()
+        here, made = Sizes(), dict[int, tf.Tensor]()
+        sizes, calls = dict[str, list[Size]](), dict[str, Called]()
+        with scratch.as_default():
+            for tensor, size in zip(source.inputs, given, strict=True):
+                made[id(tensor)] = argument = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+                handle = graphs.get_handle_data(tensor)
+                if handle is not None and handle.is_set:
+                    graphs.set_handle_data(argument, handle)
+                here._tell(argument, size)
+            for operation in source.get_operations():
+                if not operation.outputs or id(operation.outputs[0]) in made:
+                    continue
+                inputs = [made[id(tensor)] for tensor in operation.inputs]
+                attributes = operation.node_def.attr
+                if operation.type in SIZED:
+                    called = here.called(operation.type, attributes, inputs, partial(library_function, source))
+                    calls[operation.name] = called
+                else:
+                    called = NOT_SIZED
+                dtypes = [tensor.dtype for tensor in operation.outputs]
+                copy = graphs.add_operation(
+                    scratch, operation.type, inputs, dtypes, operation.name, attributes, operation.op_def
+                )
+                for tensor, output in zip(operation.outputs, copy.outputs, strict=True):
+                    here._tell(output, self.of(tensor))
+                here.note(copy, called.results)
+                sizes[operation.name] = [here.of(tensor) for tensor in copy.outputs]
+                made.update(zip(map(id, operation.outputs), copy.outputs, strict=True))
+        return SizedFunction(
+            arguments=[here.of(made[id(tensor)]) for tensor in source.inputs],
+            results=[here.of(made[id(tensor)]) for tensor in source.outputs],
+            operations=sizes,
+            calls=calls,
+        )
+
+
+def _joined(
+    one: tuple[int | None, ...] | None, two: tuple[int | None, ...] | None, *, either: bool
+) -> tuple[int | None, ...] | None:
+    """Return the sizes that two shapes have in common; with ``either``, one of them need not know them."""
+    if one is None or two is None:
+        return (two if one is None else one) if either else None
+    if len(one) != len(two):
+        return None
+    return tuple(
+        a if a == b or (either and b is None) else b if either and a is None else None
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def _elements(tensor: tf.Tensor) -> tuple[tuple[int | None, ...] | None, tf.DType | None]:
+    """Return the sizes of the elements of a list, and their type."""
+    handle = graphs.get_handle_data(tensor)
+    if handle is None or len(handle.shape_and_type) != 1:
+        return None, None
+    element = handle.shape_and_type[0]
+    return Size.of(tf.TensorShape(element.shape)).shape, tf.as_dtype(element.dtype)
+
+
+def _element_of(tensor: tf.Tensor) -> tuple[tuple[int | None, ...] | None, tf.DType, int | None]:
+    """Return the sizes and the type of what a list has of a tensor, one element for each of its rows, and how many."""
+    length, *element = tensor.shape if tensor.shape.rank else (None,)
+    return tuple(element) if tensor.shape.rank else None, tensor.dtype, length
+
+
+def _constant(tensor: tf.Tensor) -> int | None:
+    value = graphs.constant_value(tensor)
+    return None if value is None else int(value)
