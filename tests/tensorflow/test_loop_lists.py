@@ -76,6 +76,48 @@ def test_the_gates_of_a_recurrent_layer_are_counted(layer: Any) -> None:
     assert 4 * output <= kept <= 12 * output
 
 
+def in_a_branch(block: Any, x: Any) -> Any:
+    return tf.cond(tf.reduce_sum(x) > -1e9, lambda: block(x), lambda: x)
+
+
+def in_a_loop(block: Any, x: Any) -> Any:
+    step = lambda number, x: (number + 1, block(x))  # noqa: E731
+    return tf.while_loop(lambda number, _: number < 1, step, (0, x), maximum_iterations=1)[1]
+
+
+def in_a_loop_in_a_branch(block: Any, x: Any) -> Any:
+    return in_a_branch(lambda x: in_a_loop(block, x), x)
+
+
+@pytest.mark.parametrize("where", [in_a_branch, in_a_loop, in_a_loop_in_a_branch])
+def test_a_loop_or_branch_keeps_what_the_same_layers_keep_outside(where: Any) -> None:
+    """Also what a gradient takes out of its lists and uses for nothing: the half of gelu's two products."""
+
+    class Block(layers.Layer):
+        def __init__(self, where: Any) -> None:
+            super().__init__()
+            self.where, self.first, self.second = where, layers.Dense(4 * UNITS, "gelu"), layers.Dense(UNITS)
+
+        def build(self, shape: Any) -> None:
+            self.first.build(shape)
+            self.second.build((*shape[:-1], 4 * UNITS))
+
+        def call(self, x: Any) -> Any:
+            return self.where(lambda x: x + self.second(self.first(x)), x)
+
+    def kept(where: Any) -> int:
+        x = inputs = keras.Input((STEPS, UNITS))
+        for _ in range(2):
+            x = Block(where)(x)
+        model = keras.Model(inputs, layers.Dense(1)(x))
+        model.compile(keras.optimizers.SGD(), "mse", jit_compile=False)
+        data = (np.zeros((BATCH, STEPS, UNITS), np.float32), np.zeros((BATCH, STEPS, 1), np.float32))
+        return int(tf_memsaver.trace(model, data=data, granularity="op").estimate().activation_bytes)
+
+    outside = kept(lambda block, x: block(x))
+    assert 0.95 * outside < kept(where) < 1.05 * outside
+
+
 def test_a_loop_that_goes_back_takes_one_step_at_a_time() -> None:
     """By itself TensorFlow works out the gradients of a kernel for many steps of the loop at once, and adds them up.
 

@@ -27,7 +27,7 @@ from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.parity.control import filter_gradients_first
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import sizes_worked_out
-from tf_memsaver.tfgraph.operations import costs_of, kernels_here, shaped_like, spec_of, tensor_bytes
+from tf_memsaver.tfgraph.operations import costs_of, kernels_here, shaped_like, spec_of, tensor_bytes, tensors_read
 
 TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""
@@ -242,7 +242,7 @@ class _Builder:
         if op_type in rules.METADATA_READERS:
             return None
         outputs = [t for t in operation.outputs if tensor_bytes(t) > TINY_BYTES]
-        inputs = self._values_of(operation.inputs)
+        inputs = self._values_of(tensors_read(operation, self._step.reachable))
         original = self._equal.original(operation) if phase is Phase.FORWARD else None
         if original is not None:
             pairs = zip(operation.outputs, original.outputs, strict=True)

@@ -1,9 +1,15 @@
-"""What a step of a while loop keeps and takes: elements of lists, and what it works with."""
+"""What a step of a while loop or a branch keeps for its gradient, and what it works with.
+
+A loop keeps lists, one element a step; a branch keeps what TensorFlow calls optionals, empty for the other branches
+(``_wrap_intermediates`` in tensorflow/python/ops/cond_v2.py, TensorFlow 2.21).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from tf_memsaver.cost import rules
 
@@ -13,8 +19,8 @@ _WRITERS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 _SHARING = rules.VIEWS | rules.MULTI_VIEWS | {"ReadVariableOp"}
 """Operations whose result is the buffer that they are given, or the variable's."""
 
-_ELEMENTS = frozenset({"TensorListGetItem", "TensorListPopBack"})
-"""Operations that hand out an element of a list, which stays where it is."""
+_ELEMENTS = frozenset({"OptionalGetValue", "TensorListGetItem", "TensorListPopBack"})
+"""Operations that hand out what a list or an optional holds, which stays where it is."""
 
 _ELSEWHERE = _SHARING | _ELEMENTS | {"Const", "Placeholder"}
 """Operations whose results take no memory of a step's own."""
@@ -62,6 +68,28 @@ def _root(body: Any, tensor: Any) -> Any | None:
             return tensor
     # What comes back to itself is handed from step to step.
     return None
+
+
+def kept_by_branch(body: Any, index: int) -> Any | None:
+    """Return the tensor that a branch keeps for its gradient in its output ``index``, which is an optional.
+
+    None where the output is no such optional, and where its tensor takes no memory of its own: it is given to the
+    branch, is what comes out of it, or is kept under another name.
+    """
+    kept = _kept(body.outputs[index])
+    if kept is None or shared(kept).op.type in ("Const", "Placeholder"):
+        return None
+    others = (_kept(output) if output.dtype == tf.variant else output for output in body.outputs)
+    for place, other in enumerate(others):
+        is_before = place < index or body.outputs[place].dtype != tf.variant
+        if other is not None and is_before and shared(other) is shared(kept):
+            return None
+    return kept
+
+
+def _kept(output: Any) -> Any | None:
+    maker = shared(output).op
+    return maker.inputs[0] if maker.type == "OptionalFromValue" else None
 
 
 def is_handed_through(body: Any, index: int) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tf_memsaver.compat.devices import has_gpu, last_cache_bytes
 from tf_memsaver.compat.onednn import has_onednn_for
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
-from tf_memsaver.tfgraph.loops import added_by_step, most_live, shared
+from tf_memsaver.tfgraph.loops import added_by_step, kept_by_branch, most_live, shared
 
 FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
@@ -52,6 +52,9 @@ _NO_REPLAY_STATE = frozenset(ASSIGNMENTS).union(
 """Stateful by definition, yet the runtime replays them exactly: variables are read once and assigned once."""
 
 
+_KEPT: weakref.WeakKeyDictionary[Any, dict[tuple[str, int], tuple[int, ...]]] = weakref.WeakKeyDictionary()
+"""The bytes of what a branch keeps in each of its outputs, by graph, name and number of outputs."""
+
 _TOLD: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 """The loops, by graph and name, of which a warning has said that their steps are not known."""
 
@@ -68,11 +71,12 @@ def tensor_bytes(tensor: Any, free: int | None = None) -> int:
     """Return the bytes of a tensor of the traced graph; 0 for resources and strings, whose storage is elsewhere.
 
     A tensor whose shape depends on the data counts 0: such tensors are indices and masks of preprocessing. Those of
-    activations are found by ``capture.data_shapes``. The tensor lists that a loop keeps for its gradient are counted
-    where the loop makes them. Where ``free`` is given, dimensions that are not known are as large as that.
+    activations are found by ``capture.data_shapes``. What a loop or a branch keeps for its gradient, in lists and
+    optionals, is counted where it makes them. Where ``free`` is given, dimensions that are not known are as large as
+    that.
     """
     if tensor.dtype == tf.variant:
-        return _loop_list_bytes(tensor)
+        return _branch_bytes(tensor) if tensor.op.type in BRANCHES else _loop_list_bytes(tensor)
     if tensor.dtype in (tf.resource, tf.string) or not tensor.dtype.size:
         return 0
     if tensor.op.type in _CUDNN_RECURRENT and tensor.value_index == _RESERVE:
@@ -99,6 +103,25 @@ def _loop_list_bytes(tensor: Any) -> int:
             tensor.op.name,
         )
     return 0 if trips is None else trips * tensor_bytes(added)
+
+
+def _branch_bytes(tensor: Any) -> int:
+    """Return the bytes of what the branch that keeps the most keeps in an output for its gradient."""
+    branches = tensor.op
+    known, key = _KEPT.setdefault(branches.graph, {}), (branches.name, len(branches.outputs))
+    if key not in known:
+        places = [place for place, output in enumerate(branches.outputs) if output.dtype == tf.variant]
+        found = [(0,) * len(branches.outputs)]
+        for body in called_functions(branches, branches.graph):
+            kept = {place: kept_by_branch(body, place) for place in places}
+            found.append(
+                tuple(
+                    0 if kept.get(place) is None else tensor_bytes(kept[place])
+                    for place in range(len(branches.outputs))
+                )
+            )
+        known[key] = max(found, key=sum)
+    return known[key][tensor.value_index]
 
 
 def has_gradients(dtype: tf.DType) -> bool:
@@ -213,19 +236,75 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
             flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
             workspace = max(workspace, scratch)
     if operation.type not in FUNCTION_CALLS:
-        # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given and returns.
+        # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given, keeps and returns.
         ending = _read_last(operation, graph)
+        counted = {id(shared(tensor)) for body in bodies for tensor in _counted_outside(operation, body)}
+
+        def bytes_inside(tensor: Any) -> int:
+            return 0 if id(tensor) in counted else tensor_bytes(tensor)
 
         def takes_over(inner: Any) -> Sequence[int]:
             # Threads run a branch's operations beside one another, which takes about what taking over saves.
             return rules.overwritable_inputs(spec_of(inner, kernels)) if is_loop(operation) else ()
 
         alive = (
-            most_live(body, inside, tensor_bytes, takes_over, [body.inputs[place] for place in ending])
+            most_live(body, inside, bytes_inside, takes_over, [body.inputs[place] for place in ending])
             for body, inside in zip(bodies, here, strict=True)
         )
         workspace += sum(alive) if is_loop(operation) else max(alive)
     return flops, matrix_flops, workspace
+
+
+def _counted_outside(operation: Any, body: Any) -> Iterator[Any]:
+    """Yield the tensors of a loop's step or a branch that are counted as what comes out of the operation."""
+    for place, output in enumerate(body.outputs):
+        if is_loop(operation):
+            found = added_by_step(body, place) if output.dtype == tf.variant else None
+        else:
+            found = kept_by_branch(body, place) if output.dtype == tf.variant else output
+        if found is not None:
+            yield found
+
+
+def tensors_read(operation: Any, running: Collection[int]) -> list[Any]:
+    """Return the inputs of an operation that anything is made of: a loop or a branch may be given more.
+
+    Its results are all but the lists and optionals that no operation in ``running``, by their ids, reads.
+    """
+    bodies = list(called_functions(operation, operation.graph)) if operation.type in LOOPS | BRANCHES else []
+    if not bodies:
+        return list(operation.inputs)
+    wanted = {
+        place
+        for place, output in enumerate(operation.outputs)
+        if output.dtype != tf.variant or any(id(each) in running for each in output.consumers())
+    }
+    if not is_loop(operation):
+        read = set().union(*(_read_inputs(body, wanted) for body in bodies))
+        return [operation.inputs[0], *(operation.inputs[1 + place] for place in sorted(read))]
+    while True:
+        # A loop's test has one output, and each of its results comes back as an input.
+        more = set().union(*(_read_inputs(body, wanted if len(body.outputs) > 1 else [0]) for body in bodies))
+        if more <= wanted:
+            return [operation.inputs[place] for place in sorted(wanted)]
+        wanted |= more
+
+
+def _read_inputs(body: Any, wanted: Iterable[int]) -> set[int]:
+    """Return which inputs of a function are read to make the outputs ``wanted``, or by what has side effects.
+
+    A gradient takes all that its forward pass kept out of its list or optional, and uses a part of it: graph
+    optimisation takes the others out.
+    """
+    effects = (each for each in body.get_operations() if not only_reads(each, body))
+    ends = [*(body.outputs[place].op for place in wanted), *effects]
+    running = graphs.led_to(ends)
+
+    def makers(operation: Any) -> list[Any]:
+        return [*(tensor.op for tensor in tensors_read(operation, running)), *operation.control_inputs]
+
+    read = graphs.led_to(ends, makers)
+    return {place for place, tensor in enumerate(body.inputs) if id(tensor.op) in read}
 
 
 def _on_device_of(call: Any, body: Any) -> Iterator[Any]:
