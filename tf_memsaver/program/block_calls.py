@@ -32,8 +32,8 @@ OWN_CALL = "call()"
 class BlockCalls(ModelFunction):
     """The training call of a model; ``opened`` names the layers that are taken apart, and ``OWN_CALL`` if it is.
 
-    There are none where nothing that somebody wrote is worth it, or where one embedding is looked up several times
-    (``looks_up_again``).
+    There are none where nothing that somebody wrote is worth it, or where layers are better left whole: ``whole_since``
+    says why.
     """
 
     def __init__(self, model: Any, given: Given | None = None, opened: Collection[str] | None = None) -> None:
@@ -47,7 +47,7 @@ class BlockCalls(ModelFunction):
         self._has_own_call = not runs_layer_by_layer(model)
         self._wanted = opened
         self.opened: tuple[str, ...] = ()
-        self.looks_up_again = False
+        self.whole_since = ""
         super().__init__(model, given)
         del self._root, self._graph
 
@@ -72,7 +72,7 @@ class BlockCalls(ModelFunction):
         layers = list(with_all_below(model_call))
         number_of = numbers_in(self._graph, layers, self.scope)
         owners = [layers[number_of(call.label) or 0] for call in calls]
-        self.looks_up_again = _looks_up_again(calls, owners, resident)
+        self.whole_since = _reason_to_stay_whole(calls, owners, resident)
         paths = {OWN_CALL, *(layer.path for layer in layers)}
         # A model that comes from a file may have other names: what pays there is what paid for its plan.
         if self._wanted is None or not paths.issuperset(self._wanted):
@@ -85,11 +85,30 @@ class BlockCalls(ModelFunction):
         return tuple(replace(group, name=names.of(group, owner_of[id(group.members[-1])])) for group in groups)
 
     def _worth_it(self, operations: OperationsOfLayers, model_call: TracedLayer) -> tuple[str, ...]:
-        if self.looks_up_again:
+        if self.whole_since:
             return ()
         opened = list(operations.opened(model_call))
         own = (OWN_CALL,) if self._has_own_call else ()
         return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
+
+
+_LOOPS_SHARE = 0.25
+"""Of what a call makes, what loops and branches in layers make at least, so that these are better left whole."""
+
+
+def _reason_to_stay_whole(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> str:
+    """Return why no layer is taken apart, or an empty string."""
+    if _looks_up_again(calls, owners, resident):
+        return "it looks up one embedding several times, whose gradients are added as they come"
+    loops = [
+        (call, owner)
+        for call, owner in zip(calls, owners, strict=True)
+        if owner.path and call.pinned and call.operation.only_reads and call.operation.names_functions
+    ]
+    made = sum(call.operation.bytes_made for call, _ in loops)
+    if made and made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls):
+        return f"'{loops[0][1].path}' runs a loop or branch, which is recomputed with its whole layer or not at all"
+    return ""
 
 
 def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> bool:

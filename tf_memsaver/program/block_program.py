@@ -20,8 +20,6 @@ from tf_memsaver.program.operation_program import OperationProgram
 from tf_memsaver.program.program import Wanted
 from tf_memsaver.program.train_step import has_own_train_step
 
-_LOOKS_UP_AGAIN = "it looks up one embedding several times, whose gradients are added as they come"
-
 
 class BlockProgram(OperationProgram):
     """The training call of a model, some of whose layers are taken apart."""
@@ -58,7 +56,7 @@ class BlockProgram(OperationProgram):
         if blocks.opened:
             return cls(model, blocks)
         by_layers = wanted.by_layers(model)
-        return by_layers.noted(f"by layers alone, since {_LOOKS_UP_AGAIN}") if blocks.looks_up_again else by_layers
+        return by_layers.noted(f"by layers alone, since {blocks.whole_since}") if blocks.whole_since else by_layers
 
 
 def calls_only_keras(model: Any) -> bool:

@@ -19,6 +19,7 @@ from tf_memsaver.compat import graphs
 from tf_memsaver.compat.tapes import could_possibly_record, followed, record_operation
 from tf_memsaver.tfgraph.operations import (
     FUNCTION_CALLS,
+    bytes_made,
     called_function,
     functions_in,
     has_gradients,
@@ -60,7 +61,7 @@ class Template:
     """An operation as it stood when it was listed; it does not keep its graph.
 
     TensorFlow rewrites a loop in place when its gradient is taken, and drops graphs that nobody keeps. ``only_reads``
-    tells that it has no state but variables, which it does not set.
+    tells that it has no state but variables, which it does not set; ``bytes_made`` what it makes for a batch of one.
     """
 
     __slots__ = (
@@ -70,6 +71,7 @@ class Template:
         "_handles",
         "_rivals",
         "attributes",
+        "bytes_made",
         "dtypes",
         "name",
         "only_reads",
@@ -96,6 +98,7 @@ class Template:
         self.shapes = [tensor.shape for tensor in outputs]
         self._definition = operation.op_def
         self.only_reads = only_reads(operation, operation.graph)
+        self.bytes_made = bytes_made(operation, operation.graph)
         named = [func.name for value in self.attributes.values() for func in functions_in(value)]
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]

@@ -314,6 +314,15 @@ def _on_device_of(call: Any, body: Any) -> Iterator[Any]:
             yield inner
 
 
+def bytes_made(operation: Any, graph: Any) -> int:
+    """Return the bytes of activations that an operation makes, with all that it calls, for a batch of one."""
+    here = sum(tensor_bytes(tensor, 1) for tensor in operation.outputs if tensor.dtype.is_floating)
+    inside = sum(
+        bytes_made(inner, body) for body in called_functions(operation, graph) for inner in body.get_operations()
+    )
+    return here + (trip_count(operation) or 1) * inside
+
+
 def _read_last(branch: Any, graph: Any) -> list[int]:
     """Return which inputs of a branch's functions nobody reads afterwards; TensorFlow runs a branch inlined."""
     if branch.type not in BRANCHES:
