@@ -516,3 +516,66 @@ def test_rows_of_activations_are_looked_up_in_plans_by_operations() -> None:
     optimized = tf_memsaver.optimize(model, batch_size=4, strategy="recompute_all")
     assert optimized.memsaver_plan.opened and not optimized.memsaver_plan.note
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
+
+
+class Refined(layers.Layer):
+    """Runs a Dense of its own in a loop over rows, or in a branch."""
+
+    def __init__(self, runs: Callable[[Any, Any], Any], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.runs, self.norm, self.dense = runs, layers.LayerNormalization(), layers.Dense(WIDTH, "gelu")
+
+    def build(self, shape: Any) -> None:
+        self.norm.build(shape)
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.runs(lambda x: x + self.dense(self.norm(x)), x)
+
+
+def three_times(step: Any, x: Any) -> Any:
+    return tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, step(x)), (0, x), maximum_iterations=3)[1]
+
+
+def each_sample(step: Any, x: Any) -> Any:
+    return tf.map_fn(step, x)
+
+
+def in_a_branch(step: Any, x: Any) -> Any:
+    return tf.cond(tf.reduce_sum(x) > -1e9, lambda: step(x), lambda: x)
+
+
+class OfRefined(keras.Model):
+    """Calls such layers, with a sum between them."""
+
+    def __init__(self, runs: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.blocks = [Refined(runs, name=f"block_{number}") for number in range(2)]
+        self.out = layers.Dense(3, name="out")
+
+    def call(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.out(x)
+
+
+@pytest.mark.parametrize(
+    ("runs", "recomputed"),
+    [(three_times, {"block_0", "block_1"}), (each_sample, {"block_0", "block_1"}), (in_a_branch, set())],
+    ids=["loop", "map", "branch"],
+)
+def test_layers_with_loops_are_recomputed_whole(runs: Any, recomputed: set[str]) -> None:
+    """By operations neither was; what a branch computes may have other bits in a replay of its layer."""
+
+    def build() -> Any:
+        model = OfRefined(runs)
+        model(np.zeros((2, LENGTH, WIDTH), np.float32))
+        model.compile("adam", "mse", jit_compile=False)
+        return model
+
+    losses, variables, _ = fitted(build)
+    found, ours, model = fitted(build, strategy="recompute_all")
+    blocks = {path for each in model.memsaver_plan.recomputed for path in recomputed if path in str(each)}
+    assert blocks == recomputed
+    assert ("'block_0' runs a loop" in model.memsaver_plan.note) == bool(recomputed)
+    assert found == losses and all(map(np.array_equal, variables, ours))

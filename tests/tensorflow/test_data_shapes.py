@@ -127,6 +127,30 @@ def test_what_cannot_be_counted_is_told(caplog: pytest.LogCaptureFixture) -> Non
     assert "not known before the step runs" in caplog.text and "embedding" in caplog.text and "data=" in caplog.text
 
 
+class OfSomeRows(layers.Layer):
+    """Passes on to a layer, in a branch, as many rows as the data says."""
+
+    def build(self, shape: Any) -> None:
+        self.dense = layers.Dense(shape[-1], "tanh")
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        def some() -> Any:
+            places = tf.where(tf.reduce_sum(x, -1) > 0.0)
+            return tf.tensor_scatter_nd_add(x, places, self.dense(tf.gather_nd(x, places)))
+
+        return tf.cond(tf.reduce_sum(x) > -1e9, some, lambda: x)
+
+
+def test_what_cannot_be_counted_in_a_branch_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    x = inputs = keras.Input((8,))
+    x = OfSomeRows(name="some_rows")(layers.Dense(8)(x))
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    tf_memsaver.trace(model, data=(np.zeros((4, 8), np.float32), np.zeros((4, 1), np.float32)), granularity="op")
+    assert "/cond' are not known before the step runs" in caplog.text and "measure" in caplog.text
+
+
 def test_a_plan_has_the_shapes_that_it_was_made_with(tmp_path: Path) -> None:
     plan = tf_memsaver.search_plan(compiled(subclassed(OwnStep, split_by_layer())), data=data(), strategy="min_peak")
     assert plan.recomputed

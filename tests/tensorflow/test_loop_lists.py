@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tf_memsaver.ir.graph import Phase
 from tf_memsaver.ir.segments import SegmentMode
 from tf_memsaver.tfgraph.operations import is_loop, tensor_bytes
 from tools.shared import memory
@@ -19,8 +20,8 @@ STEPS, BATCH, UNITS = 40, 4, 256
 KERNEL = 4 * UNITS * UNITS
 
 
-def recurrent(*kinds: Any) -> Any:
-    x = inputs = keras.Input((STEPS, UNITS))
+def recurrent(*kinds: Any, steps: int = STEPS) -> Any:
+    x = inputs = keras.Input((steps, UNITS))
     for number, layer in enumerate(kinds, 1):
         x = layer(UNITS, return_sequences=number < len(kinds))(x)
     model = keras.Model(inputs, layers.Dense(1)(x))
@@ -30,11 +31,15 @@ def recurrent(*kinds: Any) -> Any:
 
 def test_what_all_steps_of_a_loop_read_takes_no_memory_in_its_lists() -> None:
     """Both kernels are in the loop's lists, forty times each: 20 MiB that nobody allocates."""
-    model = recurrent(layers.SimpleRNN)
-    x, y = np.zeros((8 * BATCH, STEPS, UNITS), np.float32), np.zeros((8 * BATCH, 1), np.float32)
-    predicted = tf_memsaver.estimate(model, data=(x[:BATCH], y[:BATCH])).peak_bytes
-    assert predicted < 10 * KERNEL
-    forward = tf.function(lambda: model(x[:BATCH], training=True))
+
+    def predicted(steps: int) -> int:
+        data = (np.zeros((BATCH, steps, UNITS), np.float32), np.zeros((BATCH, 1), np.float32))
+        return tf_memsaver.estimate(recurrent(layers.SimpleRNN, steps=steps), data=data).peak_bytes
+
+    # A further step adds some outputs of the layer, and no kernel.
+    assert predicted(2 * STEPS) - predicted(STEPS) < STEPS * 10 * 4 * BATCH * UNITS < STEPS * KERNEL
+    model, x = recurrent(layers.SimpleRNN), np.zeros((BATCH, STEPS, UNITS), np.float32)
+    forward = tf.function(lambda: model(x, training=True))
     forward()
     assert memory.peak_over_live(forward) < KERNEL
 
@@ -74,6 +79,20 @@ def test_the_gates_of_a_recurrent_layer_are_counted(layer: Any) -> None:
     kept = tf_memsaver.estimate(model, data=data).activation_bytes
     output = 4 * STEPS * BATCH * UNITS
     assert 4 * output <= kept <= 12 * output
+
+
+def test_a_list_made_of_a_tensor_is_a_copy_that_lives_as_long_as_the_loop_s_gradient_reads_it() -> None:
+    model = recurrent(layers.LSTM, layers.LSTM)
+    data = (np.zeros((BATCH, STEPS, UNITS), np.float32), np.zeros((BATCH, 1), np.float32))
+    graph = tf_memsaver.trace(model, data=data).graph
+    values, output = graph.values, 4 * STEPS * BATCH * UNITS
+    made = [op for op in graph.ops if op.type == "TensorListFromTensor" and op.phase is Phase.FORWARD]
+    assert [values[op.outputs[0]].nbytes for op in made] == [output, output]
+    # What a step takes out of it is in another list of the loop, which the backward pass reads.
+    for op in made:
+        views = {value.index for value in values if value.alias_of == op.outputs[0]}
+        readers = [each for each in graph.ops if not views.isdisjoint(each.inputs)]
+        assert [(each.type, each.phase) for each in readers] == [("StatelessWhile", Phase.BACKWARD)]
 
 
 def in_a_branch(block: Any, x: Any) -> Any:

@@ -6,20 +6,37 @@ from typing import Any
 
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.grappler import unchanged_operand
-from tf_memsaver.tfgraph.loops import is_handed_through
-from tf_memsaver.tfgraph.operations import function_graph, is_loop
+from tf_memsaver.tfgraph.loops import held_in_branch, held_in_loop
+from tf_memsaver.tfgraph.operations import BRANCHES, called_functions, function_graph, is_loop
 
 
 def viewed_input(operation: Any, place: int) -> Any | None:
-    """Return the input whose buffer output ``place`` of an operation shares, or None if it has one of its own."""
+    """Return the input whose buffer output ``place`` of an operation shares, or None if it has one of its own.
+
+    A loop or a branch keeps for its gradient also what another of its outputs is: then that one is returned.
+    """
     if operation.type in rules.MULTI_VIEWS:
         return operation.inputs[place]
     if operation.type in rules.VIEWS:
         return operation.inputs[0]
     if is_loop(operation):
         body = function_graph(operation.graph, operation.get_attr("body").name)
-        return operation.inputs[place] if body is not None and is_handed_through(body, place) else None
+        return None if body is None else _outside(operation, body, held_in_loop(body, place), 0)
+    if operation.type in BRANCHES:
+        bodies = called_functions(operation, operation.graph)
+        found = (_outside(operation, body, held_in_branch(body, place), 1) for body in bodies)
+        return next((tensor for tensor in found if tensor is not None), None)
     return unchanged_operand(operation)
+
+
+def _outside(operation: Any, body: Any, held: Any | None, first: int) -> Any | None:
+    """Return the input or output of an operation that is this one of its body; ``first`` is its first input there."""
+    if held is None:
+        return None
+    for place, tensor in enumerate(body.inputs):
+        if tensor is held:
+            return operation.inputs[first + place]
+    return next(outer for outer, tensor in zip(operation.outputs, body.outputs, strict=False) if tensor is held)
 
 
 def buffer_of(tensor: Any) -> Any:

@@ -24,6 +24,8 @@ from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
 from tf_memsaver.program.signature import Given
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, numbers_in
+from tf_memsaver.tfgraph.emission import Template
+from tf_memsaver.tfgraph.operations import BRANCHES, LOOPS
 
 OWN_CALL = "call()"
 """Stands for what a model computes between the layers that it calls."""
@@ -93,7 +95,7 @@ class BlockCalls(ModelFunction):
 
 
 _LOOPS_SHARE = 0.25
-"""Of what a call makes, what loops and branches in layers make at least, so that these are better left whole."""
+"""Of what a call makes, what loops in its layers make at least, so that these are better left whole."""
 
 
 def _reason_to_stay_whole(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> str:
@@ -103,12 +105,17 @@ def _reason_to_stay_whole(calls: Sequence[OpCall], owners: Sequence[TracedLayer]
     loops = [
         (call, owner)
         for call, owner in zip(calls, owners, strict=True)
-        if owner.path and call.pinned and call.operation.only_reads and call.operation.names_functions
+        if owner.path and call.pinned and _is_replayed_by_layers(call.operation)
     ]
     made = sum(call.operation.bytes_made for call, _ in loops)
     if made and made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls):
-        return f"'{loops[0][1].path}' runs a loop or branch, which is recomputed with its whole layer or not at all"
+        return f"'{loops[0][1].path}' runs a loop, which is recomputed with its whole layer or not at all"
     return ""
+
+
+def _is_replayed_by_layers(operation: Template) -> bool:
+    """Whether it is a loop that a replay of its layer runs again with the same bits, which a branch may not have."""
+    return operation.type in LOOPS and operation.only_reads and operation.types_inside.isdisjoint(BRANCHES)
 
 
 def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> bool:

@@ -20,6 +20,7 @@ from tf_memsaver.tfgraph.operations import (
     called_functions,
     has_custom_gradient,
     implements,
+    in_order,
     library_function,
     own_outputs,
 )
@@ -71,7 +72,7 @@ class Inliner:
     def _walk(self, graph: Any, prefix: str, slots: dict[int, int]) -> tuple[int | Gathering, ...]:
         """List the operations of a graph; return what who waits for its end waits for."""
         gathered: dict[int, Gathering] = {}
-        for operation in _in_order(graph):
+        for operation in in_order(graph):
             outputs = own_outputs(operation)
             if operation.type == "NoOp" or (outputs and id(outputs[0]) in slots):
                 continue
@@ -190,28 +191,6 @@ class Inliner:
             upstream=tuple(inner[id(tensor)] for tensor in upstream),
             results=made_of,
         )
-
-
-def _in_order(graph: Any) -> list[Any]:
-    """Return a graph's operations, each after those that it reads from, else in the order in which they were made.
-
-    A loop whose gradient was taken reads from operations that were made after it.
-    """
-    done: set[int] = set()
-    ordered: list[Any] = []
-    for operation in graph.get_operations():
-        waiting = [operation]
-        while waiting:
-            top = waiting[-1]
-            before = [t.op for t in top.inputs if t.op.graph is graph and id(t.op) not in done]
-            if before and id(top) not in done:
-                waiting.extend(before)
-                continue
-            waiting.pop()
-            if id(top) not in done:
-                done.add(id(top))
-                ordered.append(top)
-    return ordered
 
 
 def _inlined_body(operation: Any, graph: Any) -> Any | None:

@@ -198,6 +198,8 @@ class OpCall:
     @property
     def pinned(self) -> str:
         """Why the operation runs once only: it has side effects, or reads what others change."""
+        if self.operation.names_functions and self.operation.is_stateful and self.operation.only_reads:
+            return f"runs {self.operation.type} with weights, which is recomputed with its whole layer or not at all"
         if self.operation.is_stateful:
             return f"runs {self.operation.type}, which must run once"
         if self.passes_lists:

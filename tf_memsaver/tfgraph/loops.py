@@ -6,7 +6,7 @@ A loop keeps lists, one element a step; a branch keeps what TensorFlow calls opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,17 +29,29 @@ _ELSEWHERE = _SHARING | _ELEMENTS | {"Const", "Placeholder"}
 def added_by_step(body: Any, index: int) -> Any | None:
     """Return the tensor that each step of a loop adds to the list that is the loop's output ``index``.
 
-    None where the output is no such list, and where the list takes no memory of its own: a list shares the buffers of
-    its elements, and a loop keeps for its gradient also what all of its steps read (a layer's weights), and under
-    several names what one step makes and the next one begins with.
+    None where the output is no such list, and where the list takes no memory of its own (``held_in_loop``).
     """
+    return None if held_in_loop(body, index) is not None else _added(body, index)
+
+
+def held_in_loop(body: Any, index: int) -> Any | None:
+    """Return the input of a loop, or the output before it, that has the buffers of its output ``index``; None without.
+
+    A list shares the buffers of its elements. A loop keeps for its gradient also what all of its steps read (a layer's
+    weights), what they take out of a list, and under several names what one step makes and the next one begins with.
+    """
+    if shared(body.outputs[index]) is body.inputs[index]:
+        return body.inputs[index]
     added = _added(body, index)
     if added is None:
         return None
     root = _root(body, added)
-    if root is None or any(_root(body, other) is root for other in _added_before(body, index)):
-        return None
-    return added
+    if root.op.type == "TensorListGetItem":
+        root = shared(root.op.inputs[0])
+    if root.op.type == "Placeholder":
+        return root
+    before = ((body.outputs[other], _added(body, other)) for other in range(index))
+    return next((output for output, other in before if other is not None and _root(body, other) is root), None)
 
 
 def _added(body: Any, index: int) -> Any | None:
@@ -48,53 +60,50 @@ def _added(body: Any, index: int) -> Any | None:
     return None if place is None else writer.inputs[place]
 
 
-def _added_before(body: Any, index: int) -> Iterator[Any]:
-    for other in range(index):
-        added = _added(body, other)
-        if added is not None:
-            yield added
+def _root(body: Any, tensor: Any) -> Any:
+    """Return the tensor of the body, in this step or one before, whose buffer another one is, or an input of the loop.
 
-
-def _root(body: Any, tensor: Any) -> Any | None:
-    """Return the tensor of the body, in this step or one before, whose buffer another one is; None for one outside."""
+    What comes back to itself is handed from step to step.
+    """
     places = {id(each): place for place, each in enumerate(body.inputs)}
     seen: set[int] = set()
-    while id(tensor) not in seen:
+    while True:
         seen.add(id(tensor))
         tensor = shared(tensor)
-        if id(tensor) in places and places[id(tensor)] < len(body.outputs):
-            tensor = body.outputs[places[id(tensor)]]
-        else:
+        place = places.get(id(tensor))
+        if place is None or id(body.outputs[place]) in seen:
             return tensor
-    # What comes back to itself is handed from step to step.
-    return None
+        tensor = body.outputs[place]
 
 
 def kept_by_branch(body: Any, index: int) -> Any | None:
     """Return the tensor that a branch keeps for its gradient in its output ``index``, which is an optional.
 
-    None where the output is no such optional, and where its tensor takes no memory of its own: it is given to the
-    branch, is what comes out of it, or is kept under another name.
+    None where the output is no such optional, and where its tensor takes no memory of its own (``held_in_branch``).
     """
     kept = _kept(body.outputs[index])
-    if kept is None or shared(kept).op.type in ("Const", "Placeholder"):
+    is_constant = kept is not None and shared(kept).op.type == "Const"
+    return None if is_constant or held_in_branch(body, index) is not None else kept
+
+
+def held_in_branch(body: Any, index: int) -> Any | None:
+    """Return the input of a branch, or the output before it, that has the buffer of its output ``index``, an optional.
+
+    None where the output is no optional, and where its tensor has a buffer of its own.
+    """
+    kept = _kept(body.outputs[index])
+    if kept is None:
         return None
-    others = (_kept(output) if output.dtype == tf.variant else output for output in body.outputs)
-    for place, other in enumerate(others):
-        is_before = place < index or body.outputs[place].dtype != tf.variant
-        if other is not None and is_before and shared(other) is shared(kept):
-            return None
-    return kept
+    root = shared(kept)
+    if root.op.type == "Placeholder":
+        return root
+    before = ((output, _kept(output) if output.dtype == tf.variant else output) for output in body.outputs[:index])
+    return next((output for output, other in before if other is not None and shared(other) is root), None)
 
 
 def _kept(output: Any) -> Any | None:
     maker = shared(output).op
     return maker.inputs[0] if maker.type == "OptionalFromValue" else None
-
-
-def is_handed_through(body: Any, index: int) -> bool:
-    """Whether each step of a loop hands on the loop's input ``index`` as it is, so that it comes out again."""
-    return shared(body.outputs[index]) is body.inputs[index]
 
 
 def most_live(

@@ -76,6 +76,9 @@ def tensor_bytes(tensor: Any, free: int | None = None) -> int:
     that.
     """
     if tensor.dtype == tf.variant:
+        if tensor.op.type == "TensorListFromTensor":
+            # It copies each of its elements.
+            return tensor_bytes(tensor.op.inputs[0], free)
         return _branch_bytes(tensor) if tensor.op.type in BRANCHES else _loop_list_bytes(tensor)
     if tensor.dtype in (tf.resource, tf.string) or not tensor.dtype.size:
         return 0
@@ -323,6 +326,14 @@ def bytes_made(operation: Any, graph: Any) -> int:
     return here + (trip_count(operation) or 1) * inside
 
 
+def types_inside(operation: Any, graph: Any) -> Iterator[str]:
+    """Yield the types of the operations in all that an operation calls."""
+    for body in called_functions(operation, graph):
+        for inner in body.get_operations():
+            yield inner.type
+            yield from types_inside(inner, body)
+
+
 def _read_last(branch: Any, graph: Any) -> list[int]:
     """Return which inputs of a branch's functions nobody reads afterwards; TensorFlow runs a branch inlined."""
     if branch.type not in BRANCHES:
@@ -342,6 +353,28 @@ def _read_last(branch: Any, graph: Any) -> list[int]:
 def functions_in(value: Any) -> Sequence[Any]:
     """Return the functions that an attribute names."""
     return [value.func] if value.HasField("func") else value.list.func
+
+
+def in_order(graph: Any) -> list[Any]:
+    """Return a graph's operations, each after those that it reads from, else in the order in which they were made.
+
+    A loop whose gradient was taken reads from operations that were made after it.
+    """
+    done: set[int] = set()
+    ordered: list[Any] = []
+    for operation in graph.get_operations():
+        waiting = [operation]
+        while waiting:
+            top = waiting[-1]
+            before = [t.op for t in top.inputs if t.op.graph is graph and id(t.op) not in done]
+            if before and id(top) not in done:
+                waiting.extend(before)
+                continue
+            waiting.pop()
+            if id(top) not in done:
+                done.add(id(top))
+                ordered.append(top)
+    return ordered
 
 
 def called_functions(operation: Any, graph: Any) -> Iterator[Any]:

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_memsaver.compat import graphs
-from tf_memsaver.tfgraph.operations import BRANCHES, FUNCTION_CALLS, LOOPS, functions_in, library_function
+from tf_memsaver.tfgraph.operations import BRANCHES, FUNCTION_CALLS, LOOPS, functions_in, in_order, library_function
 
 SIZED = BRANCHES | FUNCTION_CALLS | LOOPS
 """Operations whose results are as large as those of the functions that they call."""
+
+_MADE = dict.fromkeys(LOOPS, "T") | dict.fromkeys(BRANCHES | FUNCTION_CALLS, "Tout")
+"""The attributes of these that have the types of what comes out of them."""
 
 _WRITERS = {"TensorListPushBack": (1, 1), "TensorListSetItem": (2, 0)}
 """Operations that put an element into a list: which input it is, and by how many the list grows."""
@@ -181,41 +184,54 @@ class Sizes:
         Raises:
           ValueError: it cannot be given these sizes.
         """
-        source, scratch = function.graph, tf.Graph()
+        source, definition, scratch = function.graph, graphs.definition_of(function), tf.Graph()
+        nodes = {node.name: node for node in definition.node_def}
         here, made = Sizes(), dict[int, tf.Tensor]()
         sizes, calls = dict[str, list[Size]](), dict[str, Called]()
         with scratch.as_default():
-            for tensor, size in zip(source.inputs, given, strict=True):
+            arguments = source.inputs[: len(definition.signature.input_arg)]
+            for tensor, size in zip(arguments, given, strict=True):
                 made[id(tensor)] = argument = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
                 handle = graphs.get_handle_data(tensor)
                 if handle is not None and handle.is_set:
                     graphs.set_handle_data(argument, handle)
                 here._tell(argument, size)
-            for operation in source.get_operations():
-                if not operation.outputs or id(operation.outputs[0]) in made:
+            for operation in in_order(source):
+                if operation.name not in nodes or not operation.outputs:
                     continue
-                inputs = [made[id(tensor)] for tensor in operation.inputs]
-                attributes = operation.node_def.attr
+                node = nodes[operation.name]
+                inputs, outputs = _as_defined(operation, node)
+                inputs = [made[id(tensor)] for tensor in inputs]
                 if operation.type in SIZED:
-                    called = here.called(operation.type, attributes, inputs, partial(library_function, source))
+                    called = here.called(operation.type, node.attr, inputs, partial(library_function, source))
                     calls[operation.name] = called
                 else:
                     called = NOT_SIZED
-                dtypes = [tensor.dtype for tensor in operation.outputs]
+                dtypes = [tensor.dtype for tensor in outputs]
                 copy = graphs.add_operation(
-                    scratch, operation.type, inputs, dtypes, operation.name, attributes, operation.op_def
+                    scratch, operation.type, inputs, dtypes, operation.name, node.attr, operation.op_def
                 )
-                for tensor, output in zip(operation.outputs, copy.outputs, strict=True):
+                for tensor, output in zip(outputs, copy.outputs, strict=True):
                     here._tell(output, self.of(tensor))
                 here.note(copy, called.results)
                 sizes[operation.name] = [here.of(tensor) for tensor in copy.outputs]
-                made.update(zip(map(id, operation.outputs), copy.outputs, strict=True))
+                made.update(zip(map(id, outputs), copy.outputs, strict=True))
         return SizedFunction(
-            arguments=[here.of(made[id(tensor)]) for tensor in source.inputs],
-            results=[here.of(made[id(tensor)]) for tensor in source.outputs],
+            arguments=[here.of(made[id(tensor)]) for tensor in arguments],
+            results=[here.of(made[id(tensor)]) for tensor in source.outputs[: len(definition.signature.output_arg)]],
             operations=sizes,
             calls=calls,
         )
+
+
+def _as_defined(operation: Any, node: Any) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
+    """Return the inputs and outputs of a function's operation that its definition has.
+
+    In the graph of a function in which a gradient was taken, loops and branches have got more.
+    """
+    count = sum(not name.startswith("^") for name in node.input)
+    made = node.attr[_MADE[operation.type]].list.type if operation.type in _MADE else operation.outputs
+    return operation.inputs[:count], operation.outputs[: len(made)]
 
 
 def _joined(
