@@ -25,6 +25,7 @@ from tf_memsaver.parity.grappler import (
     FIRST_RUN_GRADIENTS,
     FUSED_WHATEVER_READS_IT,
     FUSED_WITH_PADS_ALONE,
+    FUSED_WITH_READER,
     PADS,
     SIZES_READ_BY_GRADIENT,
     SQUARED_BY_GRADIENT,
@@ -38,6 +39,7 @@ from tf_memsaver.parity.readers import (
     source_of,
 )
 from tf_memsaver.parity.sums import read_after_sums
+from tf_memsaver.tfgraph.operations import BRANCHES, called_functions
 
 
 class FirstRunReads:
@@ -147,6 +149,21 @@ def _activated_convolution(operation: Any) -> Any | None:
     source = source_of(operation.inputs[0])
     convolved = source_of(source.op.inputs[0]) if source.op.type == BIAS else source
     return source if convolved.op.type == FUSED_WHATEVER_READS_IT[operation.type] else None
+
+
+def may_round_otherwise(body: Any) -> bool:
+    """Whether a loop may round otherwise in a first run, by the graph of its body: there are no extra readers inside.
+
+    That is so of a branch, whose sums are put in another order, and of a GELU right after a product and its bias.
+    """
+    operations = body.get_operations()
+    kinds = {operation.type for operation in operations}
+    has_gelu = not kinds.isdisjoint(("Erf", "Erfc")) or kinds.issuperset(("Pow", "Tanh"))
+    for operation in operations:
+        is_right_after = operation.type == BIAS and source_of(operation.inputs[0]).op.type in FUSED_WITH_READER
+        if operation.type in BRANCHES or (has_gelu and is_right_after):
+            return True
+    return any(may_round_otherwise(inner) for operation in operations for inner in called_functions(operation, body))
 
 
 def values_that_lose_readers(

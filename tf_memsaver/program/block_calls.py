@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_memsaver.compat import keras_calls
 from tf_memsaver.cost import rules
+from tf_memsaver.parity.extra_readers import may_round_otherwise
 from tf_memsaver.parity.grappler import BIAS
 from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody, with_all_below
 from tf_memsaver.program.calls import Call
@@ -25,7 +26,7 @@ from tf_memsaver.program.op_calls import GroupCall, OpCall
 from tf_memsaver.program.signature import Given
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, numbers_in
 from tf_memsaver.tfgraph.emission import Template
-from tf_memsaver.tfgraph.operations import BRANCHES, LOOPS
+from tf_memsaver.tfgraph.operations import LOOPS
 
 OWN_CALL = "call()"
 """Stands for what a model computes between the layers that it calls."""
@@ -114,8 +115,8 @@ def _reason_to_stay_whole(calls: Sequence[OpCall], owners: Sequence[TracedLayer]
 
 
 def _is_replayed_by_layers(operation: Template) -> bool:
-    """Whether it is a loop that a replay of its layer runs again with the same bits, which a branch may not have."""
-    return operation.type in LOOPS and operation.only_reads and operation.types_inside.isdisjoint(BRANCHES)
+    """Whether it is a loop that a replay of its layer runs again with the same bits."""
+    return operation.type in LOOPS and operation.only_reads and not any(map(may_round_otherwise, operation.bodies))
 
 
 def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> bool:

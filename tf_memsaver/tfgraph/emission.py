@@ -28,7 +28,6 @@ from tf_memsaver.tfgraph.operations import (
     only_reads,
     own_outputs,
     rivals,
-    types_inside,
 )
 from tf_memsaver.tfgraph.sizes import NOT_SIZED, SIZED, Called, Size, SizedFunction, Sizes
 
@@ -62,8 +61,7 @@ class Template:
     """An operation as it stood when it was listed; it does not keep its graph.
 
     TensorFlow rewrites a loop in place when its gradient is taken, and drops graphs that nobody keeps. ``only_reads``
-    tells that it has no state but variables, which it does not set; ``bytes_made`` what it makes for a batch of one,
-    ``types_inside`` the types of the operations in what it calls.
+    tells that it has no state but variables, which it does not set; ``bytes_made`` what it makes for a batch of one.
     """
 
     __slots__ = (
@@ -80,7 +78,6 @@ class Template:
         "read_dtypes",
         "shapes",
         "type",
-        "types_inside",
     )
 
     def __init__(self, operation: Any) -> None:
@@ -102,7 +99,6 @@ class Template:
         self._definition = operation.op_def
         self.only_reads = only_reads(operation, operation.graph)
         self.bytes_made = bytes_made(operation, operation.graph)
-        self.types_inside = frozenset(types_inside(operation, operation.graph))
         named = [func.name for value in self.attributes.values() for func in functions_in(value)]
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
@@ -114,6 +110,11 @@ class Template:
     def names_functions(self) -> bool:
         """Whether an attribute names a function."""
         return bool(self._functions)
+
+    @property
+    def bodies(self) -> list[Any]:
+        """The graphs of the functions that attributes name."""
+        return [function.graph for function in self._functions.values() if function is not None]
 
     @property
     def is_stateful(self) -> bool:

@@ -326,14 +326,6 @@ def bytes_made(operation: Any, graph: Any) -> int:
     return here + (trip_count(operation) or 1) * inside
 
 
-def types_inside(operation: Any, graph: Any) -> Iterator[str]:
-    """Yield the types of the operations in all that an operation calls."""
-    for body in called_functions(operation, graph):
-        for inner in body.get_operations():
-            yield inner.type
-            yield from types_inside(inner, body)
-
-
 def _read_last(branch: Any, graph: Any) -> list[int]:
     """Return which inputs of a branch's functions nobody reads afterwards; TensorFlow runs a branch inlined."""
     if branch.type not in BRANCHES:
