@@ -103,20 +103,21 @@ def _reason_to_stay_whole(calls: Sequence[OpCall], owners: Sequence[TracedLayer]
     """Return why no layer is taken apart, or an empty string."""
     if _looks_up_again(calls, owners, resident):
         return "it looks up one embedding several times, whose gradients are added as they come"
-    loops = [
-        (call, owner)
+    inside = [
+        (call.operation, owner)
         for call, owner in zip(calls, owners, strict=True)
-        if owner.path and call.pinned and _is_replayed_by_layers(call.operation)
+        if owner.path and call.pinned and call.operation.only_reads and call.operation.bodies
     ]
-    made = sum(call.operation.bytes_made for call, _ in loops)
-    if made and made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls):
-        return f"'{loops[0][1].path}' runs a loop, which is recomputed with its whole layer or not at all"
+    made = sum(operation.bytes_made for operation, _ in inside)
+    enough = made and made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls)
+    if enough and all(_has_same_bits_again(operation) for operation, _ in inside):
+        return f"'{inside[0][1].path}' runs a loop, which is recomputed with its whole layer or not at all"
     return ""
 
 
-def _is_replayed_by_layers(operation: Template) -> bool:
-    """Whether it is a loop that a replay of its layer runs again with the same bits."""
-    return operation.type in LOOPS and operation.only_reads and not any(map(may_round_otherwise, operation.bodies))
+def _has_same_bits_again(operation: Template) -> bool:
+    """Whether it is a loop that runs with the same bits where its layer is recomputed."""
+    return operation.type in LOOPS and not any(map(may_round_otherwise, operation.bodies))
 
 
 def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> bool:
