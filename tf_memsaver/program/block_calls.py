@@ -109,8 +109,10 @@ def _reason_to_stay_whole(calls: Sequence[OpCall], owners: Sequence[TracedLayer]
         if owner.path and call.pinned and call.operation.only_reads and call.operation.bodies
     ]
     made = sum(operation.bytes_made for operation, _ in inside)
-    enough = made and made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls)
-    if enough and all(_has_same_bits_again(operation) for operation, _ in inside):
+    # One alone may be most of the model: to recompute it as a whole would save nothing.
+    several = len({id(owner) for _, owner in inside}) > 1
+    enough = made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls)
+    if several and enough and all(_has_same_bits_again(operation) for operation, _ in inside):
         return f"'{inside[0][1].path}' runs a loop, which is recomputed with its whole layer or not at all"
     return ""
 
