@@ -13,6 +13,7 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver.plan.plan import Plan
+from tf_memsaver.tfgraph.sizes import Sizes
 
 WORDS = [f"w{number}" for number in range(20)]
 LENGTH, BATCH = 24, 8
@@ -149,6 +150,21 @@ def test_what_cannot_be_counted_in_a_branch_is_told(caplog: pytest.LogCaptureFix
     model.compile("sgd", "mse", jit_compile=False)
     tf_memsaver.trace(model, data=(np.zeros((4, 8), np.float32), np.zeros((4, 1), np.float32)), granularity="op")
     assert "/cond' are not known before the step runs" in caplog.text and "measure" in caplog.text
+
+
+def test_a_step_in_which_sizes_were_worked_out_wrong_is_planned_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(*_: Any) -> None:
+        raise ValueError("a shape that cannot be")
+
+    monkeypatch.setattr(Sizes, "note", wrong)
+    model = compiled(functional(KerasStep, split_by_layer(LENGTH)))
+    graph = tf_memsaver.trace(model, data=data(), granularity="op").graph
+    assert (
+        graph.ops
+        and "sizes in its loops and branches are not known (ValueError: a shape that cannot be)" in caplog.text
+    )
 
 
 def test_a_plan_has_the_shapes_that_it_was_made_with(tmp_path: Path) -> None:

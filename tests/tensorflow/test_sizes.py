@@ -76,6 +76,27 @@ def two_of_one_free_size(x: Any, w: Any) -> Any:
     return tf.reshape(one, tf.shape(x)) + tf.reduce_sum(two)
 
 
+def a_list_of_any_length(x: Any, w: Any) -> Any:
+    """Written beyond the length that it began with."""
+    rows = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+    step = lambda i, rows: (i + 1, rows.write(i, tf.tanh(x @ w)))  # noqa: E731
+    return tf.reshape(tf.while_loop(lambda i, _: i < 4, step, (0, rows))[1].stack(), (2, 2, -1, 5, 4))
+
+
+def a_list_of_any_length_without_a_loop(x: Any, w: Any) -> Any:
+    rows = tf.TensorArray(tf.float32, size=1, dynamic_size=True)
+    for place in range(4):
+        rows = rows.write(place, tf.tanh(x @ w))
+    return tf.reshape(rows.stack(), (2, 2, -1, 5, 4))
+
+
+def a_list_of_unlike_elements(x: Any, w: Any) -> Any:
+    rows = tf.TensorArray(tf.float32, size=3, infer_shape=False, element_shape=(None, 5, 4)).write(0, x[:1])
+    step = lambda i, rows: (i + 1, rows.write(i, tf.tanh(tf.repeat(x[:1], i + 1, 0) @ w)))  # noqa: E731
+    _, rows = tf.while_loop(lambda i, _: i < 3, step, (1, rows))
+    return tf.reshape(rows.read(2), (3, -1, 4)) + tf.reduce_sum(rows.concat())
+
+
 def growing(x: Any, w: Any) -> Any:
     """A sequence that is one longer after each step, as a decoder makes it."""
     shapes = (tf.TensorShape([]), tf.TensorShape([None, None, 4]))
@@ -111,6 +132,9 @@ SIZED = {
 }
 OPEN = {
     "as the data says": branches(marked),
+    "a list of any length": a_list_of_any_length,
+    "a list of any length without a loop": a_list_of_any_length_without_a_loop,
+    "a list of unlike elements": a_list_of_unlike_elements,
     "growing": growing,
     "swapped": swapped,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +20,7 @@ from tf_memsaver.capture.pinning import pinned_units
 from tf_memsaver.capture.step import StepSource, TracedStep
 from tf_memsaver.compat.counting import counts_all
 from tf_memsaver.compat.devices import has_gpu, warn_of_unseen_gpu
+from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import CPU, CPU_BFC, GPU, Device
@@ -42,17 +45,35 @@ def traced_graph(
     """
     shapes = shapes or DataShapes()
     warn_of_unseen_gpu()
-    traced = shapes.graph("memsaver_step")
     try:
-        with gradients_end_with_graphs(), sizes_worked_out():
-            step = source.trace(traced)
-        graph = build_graph(source, step, batch_size, current_device(), fixed_batch=shapes.fixed_batch, profile=profile)
-        _warn_of_uncounted(source, step)
+        try:
+            traced, step = _traced(source, shapes, sizes_worked_out())
+        except ValueError as error:
+            # A size that was worked out wrong is worse than one that is not known.
+            shapes.found.clear()
+            traced, step = _traced(source, shapes, contextlib.nullcontext())
+            logging.warning("'%s': sizes in its loops and branches are not known (%s).", source.name, first_line(error))
+        try:
+            device = current_device()
+            graph = build_graph(source, step, batch_size, device, fixed_batch=shapes.fixed_batch, profile=profile)
+            _warn_of_uncounted(source, step)
+        finally:
+            release(traced)
     finally:
         source.close()
         shapes.forget_data()
-        release(traced)
     return dataclasses.replace(graph, data_shapes=tuple(shapes.found))
+
+
+def _traced(source: StepSource, shapes: DataShapes, sizes: AbstractContextManager[None]) -> tuple[Any, TracedStep]:
+    """Return the graph of a step, and the step, with ``sizes`` worked out in it or not."""
+    graph = shapes.graph("memsaver_step")
+    try:
+        with gradients_end_with_graphs(), sizes:
+            return graph, source.trace(graph)
+    except BaseException:
+        release(graph)
+        raise
 
 
 def _warn_of_uncounted(source: StepSource, step: TracedStep) -> None:

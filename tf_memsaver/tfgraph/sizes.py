@@ -23,21 +23,25 @@ SIZED = BRANCHES | FUNCTION_CALLS | LOOPS
 _MADE = dict.fromkeys(LOOPS, "T") | dict.fromkeys(BRANCHES | FUNCTION_CALLS, "Tout")
 """The attributes of these that have the types of what comes out of them."""
 
-_WRITERS = {"TensorListPushBack": (1, 1), "TensorListSetItem": (2, 0)}
-"""Operations that put an element into a list: which input it is, and by how many the list grows."""
+_WRITERS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+"""Operations that put an element into a list, and which of their inputs it is."""
 
-_SAME = frozenset({"Identity", "TensorListPopBack"})
-"""Operations whose first result is the list that they are given; the second one has an element less."""
+_LONGER = {"Identity": 0, "TensorListPopBack": -1, "TensorListPushBack": 1}
+"""Operations whose first result is the list that they are given, with so many more elements."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """What is known of a tensor: its sizes; for a list, those of each element, and how many there are."""
+    """What is known of a tensor: its sizes; for a list, those of each element, and how many there are.
+
+    ``is_empty`` tells of a list that nothing was put into yet.
+    """
 
     shape: tuple[int | None, ...] | None
     elements: tuple[int | None, ...] | None = None
     element_type: tf.DType | None = None
     length: int | None = None
+    is_empty: bool = False
 
     @staticmethod
     def of(shape: tf.TensorShape) -> Size:
@@ -45,15 +49,14 @@ class Size:
         return Size(None if shape.rank is None else tuple(shape))
 
     def joined(self, other: Size) -> Size:
-        """Return what is known of a tensor that is as this one or as the other one.
-
-        All elements of a list are alike: what one of the two knows of them holds for both.
-        """
+        """Return what is known of a tensor that is as this one or as the other one."""
+        one, two = (other, other) if self.is_empty else (self, self if other.is_empty else other)
         return Size(
-            _joined(self.shape, other.shape, either=False),
-            _joined(self.elements, other.elements, either=True),
-            self.element_type,
+            _joined(self.shape, other.shape),
+            _joined(one.elements, two.elements),
+            one.element_type,
             self.length if self.length == other.length else None,
+            one.is_empty,
         )
 
 
@@ -85,15 +88,14 @@ class Sizes:
 
     def __init__(self) -> None:
         """Nothing is known yet beyond what the tensors of the graph tell."""
-        self._lengths: dict[int, tuple[tf.Tensor, int]] = {}
+        self._lists: dict[int, tuple[tf.Tensor, Size]] = {}
 
     def of(self, tensor: tf.Tensor) -> Size:
         """Return what is known of a tensor."""
+        if id(tensor) in self._lists:
+            return self._lists[id(tensor)][1]
         size = Size.of(tensor.shape)
-        if tensor.dtype != tf.variant:
-            return size
-        _, length = self._lengths.get(id(tensor), (tensor, None))
-        return Size(size.shape, *_elements(tensor), length)
+        return size if tensor.dtype != tf.variant else Size(size.shape, *_declared(tensor))
 
     def called(
         self,
@@ -128,55 +130,50 @@ class Sizes:
         """Tell the results of an operation what is known of them, from its inputs or by ``called``."""
         for tensor, size in zip(operation.outputs, results, strict=False):
             self._tell(tensor, size)
-        kind, inputs = operation.type, operation.inputs
-        if kind == "TensorListReserve":
-            self._tell_length(operation.outputs[0], _constant(inputs[1]))
+        if not operation.outputs:
+            return
+        kind, inputs, made = operation.type, operation.inputs, operation.outputs[0]
+        if kind in ("EmptyTensorList", "TensorListReserve"):
+            length = 0 if kind == "EmptyTensorList" else _constant(inputs[1])
+            self._tell(made, Size((), *_declared(made), length, is_empty=True))
         elif kind == "TensorListFromTensor":
-            self._tell(operation.outputs[0], Size((), *_element_of(inputs[0])))
-        elif kind == "EmptyTensorList":
-            self._tell_length(operation.outputs[0], 0)
-        elif kind in _WRITERS:
-            place, more = _WRITERS[kind]
-            before, element = self.of(inputs[0]), self.of(inputs[place])
-            length = None if before.length is None else before.length + more
-            elements = _joined(before.elements, element.shape, either=True)
-            self._tell(operation.outputs[0], Size((), elements, before.element_type, length))
-        elif kind in _SAME and operation.outputs[0].dtype == tf.variant:
-            before = self.of(inputs[0])
-            length = before.length if kind == "Identity" or before.length is None else before.length - 1
-            self._tell_length(operation.outputs[0], length)
+            self._tell(made, Size((), *_element_of(inputs[0])))
+        elif made.dtype == tf.variant and (kind in _LONGER or kind in _WRITERS):
+            found = self.of(inputs[0])
+            if kind in _WRITERS:
+                element = inputs[_WRITERS[kind]]
+                put_in = Size((), Size.of(element.shape).shape, element.dtype, found.length)
+                found = found.joined(put_in)
+            more = _LONGER.get(kind, 0)
+            can_grow = kind == "TensorListSetItem" and operation.get_attr("resize_if_index_out_of_bounds")
+            length = None if can_grow or found.length is None else found.length + more
+            self._tell(made, dataclasses.replace(found, length=length))
         elif kind == "TensorListStack":
-            stacked, length = operation.outputs[0], self.of(inputs[0]).length
-            if length is not None and stacked.shape.rank:
-                stacked.set_shape([length, *stacked.shape[1:]])
-
-    def _tell_length(self, tensor: tf.Tensor, length: int | None) -> None:
-        if length is not None:
-            self._lengths[id(tensor)] = tensor, length
+            length = self.of(inputs[0]).length
+            if length is not None and made.shape.rank:
+                made.set_shape([length, *made.shape[1:]])
 
     def _tell(self, tensor: tf.Tensor, size: Size) -> None:
         if size.shape is not None:
             tensor.set_shape(size.shape)
-        self._tell_length(tensor, size.length)
-        if size.elements is not None:
-            known, _ = _elements(tensor)
-            elements = _joined(known, size.elements, either=True)
-            if elements != known:
+        if tensor.dtype != tf.variant:
+            return
+        self._lists[id(tensor)] = tensor, size
+        if size.elements is not None and not size.is_empty and size.element_type is not None:
+            declared, _ = _declared(tensor)
+            both = None if declared is None else zip(declared, size.elements, strict=True)
+            elements = size.elements if both is None else tuple(two if one is None else one for one, two in both)
+            if elements != declared:
                 graphs.set_handle_data(tensor, graphs.create_handle_data(tf.TensorShape(elements), size.element_type))
 
     def _held(self, body: Any, given: list[Size]) -> list[Size]:
-        """Return what is known of what a loop is given, in all of its steps.
-
-        Raises:
-          ValueError: no sizes are the same in all steps.
-        """
-        for _ in range(len(given) + 1):
+        """Return what is known of what a loop is given, in all of its steps: less from round to round."""
+        while True:
             after = self._function(body, given).results
             held = [one.joined(two) for one, two in zip(given, after, strict=True)]
             if held == given:
                 return given
             given = held
-        raise ValueError("no sizes hold in all steps of the loop")
 
     def _function(self, function: Any, given: Sequence[Size]) -> SizedFunction:
         """Return the sizes in a function, made anew, operation by operation, in a graph of its own.
@@ -234,22 +231,15 @@ def _as_defined(operation: Any, node: Any) -> tuple[Sequence[tf.Tensor], Sequenc
     return operation.inputs[:count], operation.outputs[: len(made)]
 
 
-def _joined(
-    one: tuple[int | None, ...] | None, two: tuple[int | None, ...] | None, *, either: bool
-) -> tuple[int | None, ...] | None:
-    """Return the sizes that two shapes have in common; with ``either``, one of them need not know them."""
-    if one is None or two is None:
-        return (two if one is None else one) if either else None
-    if len(one) != len(two):
+def _joined(one: tuple[int | None, ...] | None, two: tuple[int | None, ...] | None) -> tuple[int | None, ...] | None:
+    """Return the sizes that two shapes have in common."""
+    if one is None or two is None or len(one) != len(two):
         return None
-    return tuple(
-        a if a == b or (either and b is None) else b if either and a is None else None
-        for a, b in zip(one, two, strict=True)
-    )
+    return tuple(a if a == b else None for a, b in zip(one, two, strict=True))
 
 
-def _elements(tensor: tf.Tensor) -> tuple[tuple[int | None, ...] | None, tf.DType | None]:
-    """Return the sizes of the elements of a list, and their type."""
+def _declared(tensor: tf.Tensor) -> tuple[tuple[int | None, ...] | None, tf.DType | None]:
+    """Return the sizes of the elements of a list, as the list declares them, and their type."""
     handle = graphs.get_handle_data(tensor)
     if handle is None or len(handle.shape_and_type) != 1:
         return None, None
