@@ -52,7 +52,12 @@ def traced_graph(
             # A size that was worked out wrong is worse than one that is not known.
             shapes.found.clear()
             traced, step = _traced(source, shapes, contextlib.nullcontext())
-            logging.warning("'%s': sizes in its loops and branches are not known (%s).", source.name, first_line(error))
+            logging.warning(
+                "'%s': sizes in its loops and branches are not known (%s), so what they keep for the backward pass may "
+                "not be counted. Check with tf_memsaver.measure.",
+                source.name,
+                first_line(error),
+            )
         try:
             device = current_device()
             graph = build_graph(source, step, batch_size, device, fixed_batch=shapes.fixed_batch, profile=profile)

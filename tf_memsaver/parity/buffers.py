@@ -36,7 +36,8 @@ def _outside(operation: Any, body: Any, held: Any | None, first: int) -> Any | N
     for place, tensor in enumerate(body.inputs):
         if tensor is held:
             return operation.inputs[first + place]
-    return next(outer for outer, tensor in zip(operation.outputs, body.outputs, strict=False) if tensor is held)
+    outputs = zip(operation.outputs, body.outputs, strict=False)
+    return next((outer for outer, tensor in outputs if tensor is held), None)
 
 
 def buffer_of(tensor: Any) -> Any:
