@@ -219,7 +219,7 @@ class RowsInALoop(layers.Layer):
         return tf.cond(tf.reduce_sum(x) > -1e9, rows, lambda: x)
 
 
-@pytest.mark.parametrize("granularity", ["op", "layer"])
+@pytest.mark.parametrize("granularity", ["op"])
 def test_a_loop_over_rows_in_a_branch_trains_alike(granularity: Granularity, caplog: pytest.LogCaptureFixture) -> None:
     keras.utils.set_random_seed(0)
     x = inputs = keras.Input((5, 8))

@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.step import TracedStep
+from tf_memsaver.cost.rules import MATRIX_OPS
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.program.calls import CallSequence
-from tf_memsaver.tfgraph.operations import ASSIGNMENTS, FUNCTION_CALLS, hidden_state
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, BRANCHES, FUNCTION_CALLS, called_functions, hidden_state
 
 _READERS = ("ReadVariableOp", *FUNCTION_CALLS)
 
@@ -71,9 +72,20 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
             yield owner, "calls a tf.function that reads variables, which a replay cannot give it"
         if operation.type in ASSIGNMENTS and any(id(tensor) in unknown for tensor in operation.inputs):
             yield owner, "assigns a tf.Variable that Keras does not know: a replay would assign it again"
+        if _has_products_in_a_branch(operation, step.graph):
+            yield owner, "runs a branch (tf.cond) with products, which may round otherwise when it is recomputed"
         blocker = hidden_state(operation, step.graph)
         if blocker:
             yield owner, f"runs {blocker}, whose hidden state cannot be replayed"
+
+
+def _has_products_in_a_branch(operation: Any, graph: Any, inside: bool = False) -> bool:
+    inside = inside or operation.type in BRANCHES
+    return any(
+        (inside and inner.type in MATRIX_OPS) or _has_products_in_a_branch(inner, body, inside)
+        for body in called_functions(operation, graph)
+        for inner in body.get_operations()
+    )
 
 
 def _takes_state(operation: Any) -> bool:
