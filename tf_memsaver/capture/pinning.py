@@ -9,10 +9,17 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.step import TracedStep
-from tf_memsaver.cost.rules import MATRIX_OPS
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.parity.extra_readers import may_round_otherwise
 from tf_memsaver.program.calls import CallSequence
-from tf_memsaver.tfgraph.operations import ASSIGNMENTS, BRANCHES, FUNCTION_CALLS, called_functions, hidden_state
+from tf_memsaver.tfgraph.operations import (
+    ASSIGNMENTS,
+    FUNCTION_CALLS,
+    RANDOM,
+    called_functions,
+    hidden_state,
+    inside_branches,
+)
 
 _READERS = ("ReadVariableOp", *FUNCTION_CALLS)
 
@@ -72,20 +79,15 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
             yield owner, "calls a tf.function that reads variables, which a replay cannot give it"
         if operation.type in ASSIGNMENTS and any(id(tensor) in unknown for tensor in operation.inputs):
             yield owner, "assigns a tf.Variable that Keras does not know: a replay would assign it again"
-        if _has_products_in_a_branch(operation, step.graph):
-            yield owner, "runs a branch (tf.cond) with products, which may round otherwise when it is recomputed"
+        if any(
+            each.type in RANDOM for each in inside_branches(operation.type, called_functions(operation, step.graph))
+        ):
+            yield owner, "draws random numbers in a branch (tf.cond), from a seed that a replay cannot give it"
+        if may_round_otherwise(operation.type, called_functions(operation, step.graph)):
+            yield owner, "runs a branch (tf.cond) or a loop that may round otherwise when it is recomputed"
         blocker = hidden_state(operation, step.graph)
         if blocker:
             yield owner, f"runs {blocker}, whose hidden state cannot be replayed"
-
-
-def _has_products_in_a_branch(operation: Any, graph: Any, inside: bool = False) -> bool:
-    inside = inside or operation.type in BRANCHES
-    return any(
-        (inside and inner.type in MATRIX_OPS) or _has_products_in_a_branch(inner, body, inside)
-        for body in called_functions(operation, graph)
-        for inner in body.get_operations()
-    )
 
 
 def _takes_state(operation: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import led_to
-from tf_memsaver.cost.rules import METADATA_READERS
+from tf_memsaver.cost.rules import MATRIX_OPS, METADATA_READERS
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradient_reads import read_by_gradients
@@ -29,6 +29,7 @@ from tf_memsaver.parity.grappler import (
     PADS,
     SIZES_READ_BY_GRADIENT,
     SQUARED_BY_GRADIENT,
+    SUMS,
 )
 from tf_memsaver.parity.readers import (
     EXTRA_READERS,
@@ -39,7 +40,7 @@ from tf_memsaver.parity.readers import (
     source_of,
 )
 from tf_memsaver.parity.sums import read_after_sums
-from tf_memsaver.tfgraph.operations import BRANCHES, called_functions
+from tf_memsaver.tfgraph.operations import LOOPS, called_functions, inside_branches
 
 
 class FirstRunReads:
@@ -151,19 +152,26 @@ def _activated_convolution(operation: Any) -> Any | None:
     return source if convolved.op.type == FUSED_WHATEVER_READS_IT[operation.type] else None
 
 
-def may_round_otherwise(body: Any) -> bool:
-    """Whether a loop may round otherwise in a first run, by the graph of its body: there are no extra readers inside.
+def may_round_otherwise(kind: str, bodies: Iterable[Any]) -> bool:
+    """Whether an operation that calls ``bodies`` may round otherwise in a first run: there are no extra readers inside.
 
-    That is so of a branch, whose sums are put in another order, and of a GELU right after a product and its bias.
+    That is so of what a branch adds up, which is put in another order, and of a GELU right after a product and its bias
+    in a loop, which are made one.
     """
+    bodies = list(bodies)
+    summed = (each for each in inside_branches(kind, bodies) if each.type in SUMS | MATRIX_OPS)
+    return any(each.outputs[0].dtype.is_floating for each in summed) or (kind in LOOPS and any(map(_has_gelu, bodies)))
+
+
+def _has_gelu(body: Any) -> bool:
+    """Whether a function, or one that it calls, has a GELU that is made one with the product in front of it."""
     operations = body.get_operations()
     kinds = {operation.type for operation in operations}
-    has_gelu = not kinds.isdisjoint(("Erf", "Erfc")) or kinds.issuperset(("Pow", "Tanh"))
-    for operation in operations:
-        is_right_after = operation.type == BIAS and source_of(operation.inputs[0]).op.type in FUSED_WITH_READER
-        if operation.type in BRANCHES or (has_gelu and is_right_after):
+    if not kinds.isdisjoint(("Erf", "Erfc")) or kinds.issuperset(("Pow", "Tanh")):
+        biases = (operation for operation in operations if operation.type == BIAS)
+        if any(source_of(bias.inputs[0]).op.type in FUSED_WITH_READER for bias in biases):
             return True
-    return any(may_round_otherwise(inner) for operation in operations for inner in called_functions(operation, body))
+    return any(_has_gelu(inner) for operation in operations for inner in called_functions(operation, body))
 
 
 def values_that_lose_readers(

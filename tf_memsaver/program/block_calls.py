@@ -103,23 +103,23 @@ def _reason_to_stay_whole(calls: Sequence[OpCall], owners: Sequence[TracedLayer]
     """Return why no layer is taken apart, or an empty string."""
     if _looks_up_again(calls, owners, resident):
         return "it looks up one embedding several times, whose gradients are added as they come"
-    inside = [
+    loops = [
         (call.operation, owner)
         for call, owner in zip(calls, owners, strict=True)
-        if owner.path and call.pinned and call.operation.only_reads and call.operation.bodies
+        if owner.path and call.pinned and _is_recomputed_by_layers(call.operation)
     ]
-    made = sum(operation.bytes_made for operation, _ in inside)
+    made = sum(operation.bytes_made for operation, _ in loops)
     # One alone may be most of the model: to recompute it as a whole would save nothing.
-    several = len({id(owner) for _, owner in inside}) > 1
-    enough = made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls)
-    if several and enough and all(_has_same_bits_again(operation) for operation, _ in inside):
-        return f"'{inside[0][1].path}' runs a loop, which is recomputed with its whole layer or not at all"
+    several = len({id(owner) for _, owner in loops}) > 1
+    if several and made >= _LOOPS_SHARE * sum(call.operation.bytes_made for call in calls):
+        return f"'{loops[0][1].path}' runs a loop, which is recomputed with its whole layer or not at all"
     return ""
 
 
-def _has_same_bits_again(operation: Template) -> bool:
-    """Whether it is a loop that runs with the same bits where its layer is recomputed."""
-    return operation.type in LOOPS and not any(map(may_round_otherwise, operation.bodies))
+def _is_recomputed_by_layers(operation: Template) -> bool:
+    """Whether it is a loop that may run again with its layer."""
+    is_loop = operation.type in LOOPS and operation.only_reads
+    return is_loop and not may_round_otherwise(operation.type, operation.bodies)
 
 
 def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resident: frozenset[int]) -> bool:

@@ -199,7 +199,7 @@ class OpCall:
     def pinned(self) -> str:
         """Why the operation runs once only: it has side effects, or reads what others change."""
         if self.operation.names_functions and self.operation.is_stateful and self.operation.only_reads:
-            return f"runs {self.operation.type} with weights, which is recomputed with its whole layer or not at all"
+            return f"runs {self.operation.type} with weights inside, which plans by operations keep"
         if self.operation.is_stateful:
             return f"runs {self.operation.type}, which must run once"
         if self.passes_lists:

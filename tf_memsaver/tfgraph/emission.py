@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,12 +29,13 @@ from tf_memsaver.tfgraph.operations import (
     only_reads,
     own_outputs,
     rivals,
+    trip_count,
 )
 from tf_memsaver.tfgraph.sizes import NOT_SIZED, SIZED, Called, Size, SizedFunction, Sizes
 
 AttrValue, NameAttrList = tf.compat.v1.AttrValue, tf.compat.v1.NameAttrList
 
-OUTPUT_SHAPES = "output_shapes"
+_OUTPUT_SHAPES = "output_shapes"
 """The attribute of a loop or a branch that has the shapes of what comes out of it."""
 
 _NOT_COPIED = (graphs.COLOCATED, graphs.KNOWN_SHAPES)
@@ -61,7 +63,7 @@ class Template:
     """An operation as it stood when it was listed; it does not keep its graph.
 
     TensorFlow rewrites a loop in place when its gradient is taken, and drops graphs that nobody keeps. ``only_reads``
-    tells that it has no state but variables, which it does not set; ``bytes_made`` what it makes for a batch of one.
+    tells that it has no state but variables, which it does not set.
     """
 
     __slots__ = (
@@ -70,8 +72,8 @@ class Template:
         "_gradient",
         "_handles",
         "_rivals",
+        "_steps",
         "attributes",
-        "bytes_made",
         "dtypes",
         "name",
         "only_reads",
@@ -98,7 +100,7 @@ class Template:
         self.shapes = [tensor.shape for tensor in outputs]
         self._definition = operation.op_def
         self.only_reads = only_reads(operation, operation.graph)
-        self.bytes_made = bytes_made(operation, operation.graph)
+        self._steps = trip_count(operation) or 1
         named = [func.name for value in self.attributes.values() for func in functions_in(value)]
         self._functions = {name: library_function(operation.graph, name) for name in named}
         self._rivals = [rival for function in self._functions.values() for rival in rivals(operation.graph, function)]
@@ -115,6 +117,15 @@ class Template:
     def bodies(self) -> list[Any]:
         """The graphs of the functions that attributes name."""
         return [function.graph for function in self._functions.values() if function is not None]
+
+    @property
+    def bytes_made(self) -> int:
+        """The bytes of activations that it makes, with all that it calls, for a batch of one."""
+        made = zip(self.shapes, self.dtypes, strict=True)
+        here = sum(math.prod(size or 1 for size in shape) * t.size for shape, t in made if t.is_floating and shape.rank)
+        return here + self._steps * sum(
+            bytes_made(each, body) for body in self.bodies for each in body.get_operations()
+        )
 
     @property
     def is_stateful(self) -> bool:
@@ -190,8 +201,8 @@ class Template:
                 function = self._functions[named.name]
                 if function is not None:
                     named.name = _copied_function(function, graph, called.functions.get(named.name)).name
-        if called.results and OUTPUT_SHAPES in found:
-            found[OUTPUT_SHAPES].CopyFrom(_shapes_attribute(called.results))
+        if called.results and _OUTPUT_SHAPES in found:
+            found[_OUTPUT_SHAPES].CopyFrom(_shapes_attribute(called.results))
         return found
 
 

@@ -380,6 +380,16 @@ def called_functions(operation: Any, graph: Any) -> Iterator[Any]:
                 yield body
 
 
+def inside_branches(kind: str, bodies: Iterable[Any], inside: bool = False) -> Iterator[Any]:
+    """Yield what lies in branches, at any depth, of an operation of this type that calls these functions."""
+    inside = inside or kind in BRANCHES
+    for body in bodies:
+        for operation in body.get_operations():
+            if inside:
+                yield operation
+            yield from inside_branches(operation.type, called_functions(operation, body), inside)
+
+
 def library_function(graph: Any, name: str) -> Any | None:
     """Return a function by name, looked up from the graph that calls it outwards."""
     while graph is not None:
