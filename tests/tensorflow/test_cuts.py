@@ -169,6 +169,19 @@ def sum_of_linear(x: Any) -> Any:
     return sum_of_four(x, None)
 
 
+def sums_of_rows(x: Any) -> Any:
+    """The backward pass reads the first term of each sum: in rows, as dense layers are given it."""
+    x = _dense(x, "first", activation=None)
+    for number in range(2):
+        a, b = (_dense(x, f"{name}{number}") for name in "ab")
+        x = layers.Add(name=f"sum{number}")([layers.Add(name=f"two{number}")([x, a]), b])
+    return _pooled_rows(x)
+
+
+def _pooled_rows(x: Any) -> Any:
+    return _dense(layers.GlobalAveragePooling1D(name="pool")(x), "head", 2, None)
+
+
 def scales(x: Any) -> Any:
     x = _dense(x, "d0")
     x = layers.Rescaling(3.0, name="triple")(layers.Rescaling(0.5, name="half")(x))
@@ -219,6 +232,8 @@ IMAGE = (6, 6, 3)
         (sum_of_four, (6,), {FUSED: ["c", "abc", "d", "abcd"]}),
         # Nothing needs the terms afterwards: the first of them lends the sum its buffer.
         (sum_of_linear, (6,), {rule: ["b", "ab", "c", "abc", "d", "abcd"] for rule in (FUSED, LENDING)}),
+        # But here they are held: each block is whole, and a segment may end after it.
+        (sums_of_rows, (5, 6), {SUM: ["two0", "b0", "two1", "b1"], FUSED: ["b0", "sum0", "b1", "sum1"]}),
         (scales, (6,), {CONSTANT: ["triple", "plus_two"], SHAPES: ["triple", "plus_two"]}),
         # What has no gradient is read by nothing else, and the smaller factors would be multiplied first.
         (masked, (6,), {SHAPES: ["get_item", "by_first"]}),

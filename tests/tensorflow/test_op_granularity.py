@@ -265,6 +265,31 @@ def test_what_sets_a_number_does_not_overtake_a_loop_that_reads_it(reads: Any) -
     assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)
 
 
+class AddsInABranch(layers.Layer):
+    """Adds its input to what a branch makes, which adds it, too: both terms of the gradient lie in one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = layers.Dense(256, "relu"), layers.Dense(64)
+
+    def call(self, x: Any) -> Any:
+        y = self.narrow(self.wide(x))
+        return x + tf.cond(tf.reduce_sum(x) > -1e9, lambda: y + x, lambda: y)
+
+
+def test_terms_of_a_gradient_that_lie_in_one_buffer_are_added_in_the_same_order() -> None:
+    """What sums gradients starts with the first of them whose buffer nobody else has."""
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((16, 64))
+    for layer in (layers.Dense(64), AddsInABranch(), AddsInABranch()):
+        x = layer(x)
+    model = keras.Model(inputs, layers.Dense(8)(layers.GlobalAveragePooling1D()(x)))
+    units = len(capture_graph(model, batch_size=16, granularity="op").units)
+    first = Segment(start=0, stop=9, mode=SegmentMode.RECOMPUTE)
+    segments = [first, Segment(start=9, stop=units, mode=SegmentMode.STORE)]
+    assert_trains_alike(model, optimized_in_segments(model, segments, 16, "op"), modes=("graph",), free_batch=True)
+
+
 @pytest.mark.parametrize("build", [_convolutions_in_a_loop, _sequences_of_nodes])
 def test_what_a_loop_keeps_and_takes_is_the_same_by_layers_and_by_operations(build: Any) -> None:
     def loops(granularity: str) -> list[float]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
+from tf_memsaver.parity.buffers import views_among
 from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE, SUMS
 from tf_memsaver.parity.level import Rule, level_here
 from tf_memsaver.parity.sums import sums_of_many
@@ -93,11 +94,19 @@ def _lending_positions(step: TracedStep) -> set[int]:
     unit_of, readers = _readers(step, (Phase.FORWARD,))
     lending: set[int] = set()
     forward = [each for each in step.graph.get_operations() if id(each) in unit_of]
+
+    def is_needed_after(end: int, tensor: Any) -> bool:
+        """Whether its buffer is: by the backward pass, say, which a dense layer hands a view of what it reads."""
+        reading = readers.get(id(tensor), ())
+        views = (made for each in reading for made in views_among(each.outputs, tensor))
+        return any(unit_of.get(id(each), end + 1) > end for each in reading) or any(
+            is_needed_after(end, view) for view in views
+        )
+
     for last, terms in sums_of_many(forward, readers):
         end = unit_of[id(last)]
         for term in terms:
-            needed = any(unit_of.get(id(reader), end + 1) > end for reader in readers[id(term)])
-            if id(term.op) in unit_of and not needed:
+            if id(term.op) in unit_of and not is_needed_after(end, term):
                 lending |= _joined(step, (unit_of[id(term.op)], end))
     return lending
 

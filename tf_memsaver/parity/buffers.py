@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tf_memsaver.cost import rules
@@ -27,6 +28,11 @@ def viewed_input(operation: Any, place: int) -> Any | None:
         found = (_outside(operation, body, held_in_branch(body, place), 1) for body in bodies)
         return next((tensor for tensor in found if tensor is not None), None)
     return unchanged_operand(operation)
+
+
+def views_among(outputs: Iterable[Any], tensor: Any) -> Iterator[Any]:
+    """Yield those outputs of an operation that share the buffer of this input."""
+    return (each for each in outputs if viewed_input(each.op, each.value_index) is tensor)
 
 
 def _outside(operation: Any, body: Any, held: Any | None, first: int) -> Any | None:

@@ -85,7 +85,7 @@ def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 def under_plain_name(
-    gate: tf.Tensor | None, held: bool, name: str, gradient: tf.Tensor, output: tf.Tensor
+    gate: tf.Tensor | None, held: bool, name: str, gradient: tf.Tensor, output: tf.Tensor, *, one_of_several: bool
 ) -> tf.Tensor:
     """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
 
@@ -93,22 +93,28 @@ def under_plain_name(
     it, as the sigmoid does that the gradient of silu computes: that keeps graph optimisation from taking them for the
     same ones of the forward pass. All that is replayed waits for the gradient as it arrived, by the gate, but not for
     its copy. A kernel gets the gradient as it is, unless that is ``held`` by the gate.
+
+    What is ``one_of_several`` terms is added to those that the replay makes, so it need not wait itself, and keeps its
+    buffer: a sum starts with the first of its terms whose buffer nobody else has (``aggregate_ops.cc: AddNOp``). Two
+    of them may share one, as where a branch adds what is added to its result, too.
     """
     # An output that the replay itself reads, too, gets a sum.
     if gate is None or not (held or output.consumers() or not _goes_to_a_kernel(output)):
         return gradient
-    return _copied(gate, gradient, _ARRIVED, name if gradient.op.type == "Placeholder" else None)
+    keeps_buffer = one_of_several and not held and not _has_layout(gradient)
+    own_name = name if gradient.op.type == "Placeholder" else None
+    return _copied(None if keeps_buffer else gate, gradient, _ARRIVED, own_name)
 
 
-def _copied(gate: tf.Tensor, gradient: tf.Tensor, ending: str, name: str | None = None) -> tf.Tensor:
-    """Return a gradient as an operation with its name in the plain step, or with another one.
+def _copied(gate: tf.Tensor | None, gradient: tf.Tensor, ending: str, name: str | None = None) -> tf.Tensor:
+    """Return a gradient as an operation with its name in the plain step, or with another one, after the gate if any.
 
     Where graph optimisation cannot tell that an addition's operands are of one shape, it keeps what sums their
     gradients up to their shapes, and its names: so these operations, which change nothing, follow once more.
     """
     maker, additions = _history(gradient)
     with tf.name_scope(f"{name or maker.name}/"):
-        copy = after(gate, gradient, ending)
+        copy = _kept(gradient, ending) if gate is None else after(gate, gradient, ending)
     for reshape in reversed(additions if name is None else []):
         total = reshape.inputs[0].op
         with tf.name_scope(f"{reshape.name.rpartition('/')[0]}/"):
@@ -278,11 +284,9 @@ def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]
 
     The gradient of what is returned is told to ``note`` by a tape, right after it was added up.
     """
-    # For tapes and SavedModels, the gradient is that of an identity.
-    overridden = tf.compat.v1.get_default_graph().gradient_override_map({KEPT_IDENTITY: "Identity"})
-    with tf.name_scope(f"{maker_of(tensor).name}/"), stop_recording(), overridden:
+    with tf.name_scope(f"{maker_of(tensor).name}/"), stop_recording():
         stays = (one_of_several or tensor.shape.is_fully_defined()) and not _has_layout(tensor)
-        passed = getattr(tf.raw_ops, KEPT_IDENTITY if stays else "Identity")(input=tensor, name=_TERM)
+        passed = _kept(tensor, _TERM) if stays else tf.identity(tensor, _TERM)
 
     def arrived(gradient: Any) -> list[Any]:
         note(gradient)
@@ -290,6 +294,13 @@ def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]
 
     record_operation("Identity", [passed], [tensor], arrived)
     return passed
+
+
+def _kept(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """Return a tensor, passed on by an operation that graph optimisation leaves in place."""
+    # For tapes and SavedModels, the gradient is that of an identity.
+    with tf.compat.v1.get_default_graph().gradient_override_map({KEPT_IDENTITY: "Identity"}):
+        return getattr(tf.raw_ops, KEPT_IDENTITY)(input=tensor, name=name)
 
 
 def _has_layout(tensor: tf.Tensor) -> bool:

@@ -155,14 +155,22 @@ class Parity:
         return factors_with_constants(replayed) if Rule.ARRIVING_AFTER_FACTORS in self.rules else []
 
     def arriving(
-        self, gate: tf.Tensor, held: bool, name: str, gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor
+        self,
+        gate: tf.Tensor,
+        held: bool,
+        name: str,
+        gradient: tf.Tensor,
+        output: tf.Tensor,
+        first: tf.Tensor,
+        *,
+        one_of_several: bool,
     ) -> tf.Tensor:
-        """Return the gradient that arrived for an output of a replay, and of its first run.
+        """Return the gradient that arrived for an output of a replay, and of its first run, or one of several terms.
 
         The plain step calls it by a name. If it is ``held``, it waits for the gate, whatever reads it.
         """
         if Rule.ARRIVING_NAMES in self.rules:
-            gradient = gradients.under_plain_name(gate, held, name, gradient, output)
+            gradient = gradients.under_plain_name(gate, held, name, gradient, output, one_of_several=one_of_several)
         return gradients.of_shape(gradient, output, first) if Rule.ARRIVING_SHAPES in self.rules else gradient
 
     # What leaves a replay -----------------------------------------------------------------------------------------

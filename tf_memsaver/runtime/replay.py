@@ -90,7 +90,13 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     renamed = {
         place: [
             parity.arriving(
-                arrival, bool(factors), function.gradient_name(place), term, outputs[place], first.outputs[place]
+                arrival,
+                bool(factors),
+                function.gradient_name(place),
+                term,
+                outputs[place],
+                first.outputs[place],
+                one_of_several=len(terms) > 1,
             )
             for term in terms
         ]
