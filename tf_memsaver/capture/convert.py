@@ -179,7 +179,8 @@ class _Builder:
     # -- units ----------------------------------------------------------------------------------------------------
 
     def units(self, sequence: CallSequence) -> tuple[Unit, ...]:
-        reasons = pinned_units(sequence, self._step, [variable for _, variable, _ in self._residents])
+        variables = [variable for _, variable, _ in self._residents]
+        reasons = pinned_units(sequence, self._step, variables, self._joined_sums)
         return tuple(
             Unit(
                 index=index,

@@ -5,8 +5,10 @@ A step runs as Grappler leaves it. Sources are TensorFlow 2.21's, ``tensorflow/c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
@@ -31,23 +33,51 @@ class JoinedSums:
         if operation.type not in SUMS or operation.control_inputs:
             return False
         (total,) = operation.outputs
-        readers = self._step.readers.get(id(total), [])
-        if len(readers) != 1 or readers[0].type not in SUMS or readers[0].outputs[0].shape != total.shape:
+        reader = self._only_reader(total)
+        if reader is None or reader.type not in SUMS or reader.outputs[0].shape != total.shape:
             return False
         # Where the shapes of gradients come from is another matter.
-        terms = [*operation.inputs, *readers[0].inputs] if phase is Phase.FORWARD else []
-        return len({self._symbol_of.get(id(term), 0) for term in terms}) < 2
+        return phase is not Phase.FORWARD or self._are_of_one_size([*operation.inputs, *reader.inputs])
+
+    def depend_on_gradients(self, operation: Any) -> bool:
+        """Whether gradients decide if others become part of a sum of the forward pass.
+
+        The gradient of a ReLU tells that it has the batch size of what it activates. Where that makes operands of one
+        size that have different symbols, a plain step joins sums, and a first run, which has no gradients, does not. No
+        gradient tells the sizes of a tensor that has all of them from an operation which hides them.
+        """
+        if operation.type not in SUMS:
+            return False
+        terms = [term for term in operation.inputs if term.shape == operation.outputs[0].shape]
+        inner = any(term.op.type in SUMS and self._only_reader(term) is operation for term in terms)
+        hidden = any(makes_symbols(term.op) for term in terms)
+        return inner and not hidden and not self._are_of_one_size(terms)
+
+    def _only_reader(self, tensor: Any) -> Any | None:
+        readers = self._step.readers.get(id(tensor), [])
+        return readers[0] if len(readers) == 1 else None
+
+    def _are_of_one_size(self, tensors: Iterable[Any]) -> bool:
+        return len({self._symbol_of.get(id(tensor), 0) for tensor in tensors}) < 2
 
 
 def _batch_symbols(step: TracedStep) -> dict[int, int]:
     """Return a number for the batch size of each tensor (id) that is made of the batch: 0 for that of the batch."""
     symbol_of = {id(tensor): 0 for tensor in step.inputs}
     for number, operation in enumerate(step.graph.get_operations(), 1):
-        given = {symbol_of[id(tensor)] for tensor in operation.inputs if id(tensor) in symbol_of}
-        if given:
+        made = [tensor for tensor in operation.inputs if id(tensor) in symbol_of]
+        if made:
+            # What is broadcast, as the statistics of a BatchNorm are, has no batch.
+            given = {symbol_of[id(tensor)] for tensor in _of_size_of(operation.outputs, made) or made}
             symbol = number if len(given) > 1 or makes_symbols(operation) else given.pop()
             symbol_of.update((id(tensor), symbol) for tensor in operation.outputs)
     return symbol_of
+
+
+def _of_size_of(outputs: Sequence[Any], inputs: Iterable[Any]) -> list[Any]:
+    """Return those inputs of an operation that have the rank and the first size of its first output."""
+    shape = outputs[0].shape if outputs else tf.TensorShape(None)
+    return [each for each in inputs if shape.rank and each.shape.rank == shape.rank and each.shape[0] == shape[0]]
 
 
 class EqualValues:

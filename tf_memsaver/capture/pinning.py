@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.capture.optimised import JoinedSums
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.extra_readers import may_round_otherwise
@@ -29,12 +30,15 @@ _OWN_GRADIENT = (
 )
 
 
-def pinned_units(sequence: CallSequence, step: TracedStep, variables: Iterable[tf.Variable]) -> dict[int, str]:
+def pinned_units(
+    sequence: CallSequence, step: TracedStep, variables: Iterable[tf.Variable], sums: JoinedSums
+) -> dict[int, str]:
     """Return, by unit, the reason why the runtime cannot replay it; ``variables`` are those that are known.
 
     Of several reasons the last is told.
     """
-    return dict(itertools.chain(_by_calls(sequence, step), _by_trace(step), _by_operations(step, variables)))
+    found = _by_calls(sequence, step), _by_trace(step), _by_operations(step, variables), _by_sums(step, sums)
+    return dict(itertools.chain.from_iterable(found))
 
 
 def _by_calls(sequence: CallSequence, step: TracedStep) -> Iterator[tuple[int, str]]:
@@ -88,6 +92,17 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
         blocker = hidden_state(operation, step.graph)
         if blocker:
             yield owner, f"runs {blocker}, whose hidden state cannot be replayed"
+
+
+def _by_sums(step: TracedStep, sums: JoinedSums) -> Iterator[tuple[int, str]]:
+    """Yield the units with sums that graph optimisation would not join in a first run as it does in a plain step."""
+    for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
+        is_needed = phase is Phase.FORWARD and id(operation) in step.reachable
+        if owner is not None and is_needed and sums.depend_on_gradients(operation):
+            yield (
+                owner,
+                "adds what only gradients tell is of one shape (after UpSampling2D, say)",
+            )
 
 
 def _takes_state(operation: Any) -> bool:

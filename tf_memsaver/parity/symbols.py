@@ -23,10 +23,20 @@ _known: weakref.WeakKeyDictionary[Any, dict[Symbol, Symbol | None]] = weakref.We
 
 
 def makes_symbols(operation: Any) -> bool:
-    """Whether an operation gives the sizes of its result new symbols: a ``Reshape`` to a constant shape, for the -1."""
+    """Whether an operation gives the sizes of its result new symbols: a ``Reshape`` to a constant shape, for the -1.
+
+    Or to a shape of which it cannot read a part: a ``Pack`` of one computed size, as ``tf.repeat`` makes it, becomes an
+    ``ExpandDims`` (``constant_folding.cc: SimplifyPack``), through which ``graph_properties.cc`` does not look.
+    """
     if operation.type == "Reshape":
-        return bool(operation.inputs[1].op.type == "Const")
+        shape = operation.inputs[1].op
+        parts = shape.inputs[:-1] if shape.type == "ConcatV2" else ()
+        return shape.type == "Const" or any(map(_is_one_computed_size, parts))
     return is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
+
+
+def _is_one_computed_size(part: tf.Tensor) -> bool:
+    return part.op.type == "Pack" and len(part.op.inputs) == 1 and tf.get_static_value(part) is None
 
 
 def symbol_of(tensor: tf.Tensor) -> Symbol | None:
