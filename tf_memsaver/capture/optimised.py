@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.grappler import SUMS
-from tf_memsaver.parity.symbols import makes_symbols
+from tf_memsaver.parity.symbols import hides_sizes, makes_symbols
 
 
 class JoinedSums:
@@ -42,15 +42,15 @@ class JoinedSums:
     def depend_on_gradients(self, operation: Any) -> bool:
         """Whether gradients decide if others become part of a sum of the forward pass.
 
-        The gradient of a ReLU tells that it has the batch size of what it activates. Where that makes operands of one
-        size that have different symbols, a plain step joins sums, and a first run, which has no gradients, does not. No
-        gradient tells the sizes of a tensor that has all of them from an operation which hides them.
+        Gradients tell what is of one size, as that of a ReLU does, which is a product of two. Where that makes operands
+        of one size that have different symbols, a plain step joins sums, and a first run, which has no gradients, does
+        not. No gradient tells the sizes of what an operation made that hides them.
         """
         if operation.type not in SUMS:
             return False
         terms = [term for term in operation.inputs if term.shape == operation.outputs[0].shape]
         inner = any(term.op.type in SUMS and self._only_reader(term) is operation for term in terms)
-        hidden = any(makes_symbols(term.op) for term in terms)
+        hidden = any(hides_sizes(term.op) for term in terms)
         return inner and not hidden and not self._are_of_one_size(terms)
 
     def _only_reader(self, tensor: Any) -> Any | None:

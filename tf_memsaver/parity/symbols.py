@@ -23,20 +23,24 @@ _known: weakref.WeakKeyDictionary[Any, dict[Symbol, Symbol | None]] = weakref.We
 
 
 def makes_symbols(operation: Any) -> bool:
-    """Whether an operation gives the sizes of its result new symbols: a ``Reshape`` to a constant shape, for the -1.
-
-    Or to a shape of which it cannot read a part: a ``Pack`` of one computed size, as ``tf.repeat`` makes it, becomes an
-    ``ExpandDims`` (``constant_folding.cc: SimplifyPack``), through which ``graph_properties.cc`` does not look.
-    """
+    """Whether an operation gives the sizes of its result new symbols: a ``Reshape`` to a constant shape, for the -1."""
     if operation.type == "Reshape":
-        shape = operation.inputs[1].op
-        parts = shape.inputs[:-1] if shape.type == "ConcatV2" else ()
-        return shape.type == "Const" or any(map(_is_one_computed_size, parts))
+        return operation.inputs[1].op.type == "Const" or hides_sizes(operation)
     return is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
 
 
-def _is_one_computed_size(part: tf.Tensor) -> bool:
-    return part.op.type == "Pack" and len(part.op.inputs) == 1 and tf.get_static_value(part) is None
+def hides_sizes(operation: Any) -> bool:
+    """Whether an operation hides all sizes of its result: a ``Reshape`` to a shape with a computed size among others.
+
+    ``tf.repeat`` makes such a shape. The ``Pack`` of that size becomes an ``ExpandDims``, through which symbols are not
+    followed (``constant_folding.cc: SimplifyPack``, ``graph_properties.cc``).
+    """
+    if operation.type != "Reshape" or operation.inputs[1].op.type != "ConcatV2":
+        return False
+    parts = operation.inputs[1].op.inputs[:-1]
+    return any(
+        each.op.type == "Pack" and len(each.op.inputs) == 1 and tf.get_static_value(each) is None for each in parts
+    )
 
 
 def symbol_of(tensor: tf.Tensor) -> Symbol | None:
