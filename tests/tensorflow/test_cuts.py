@@ -159,19 +159,6 @@ def readers_and_a_sum(x: Any) -> Any:
     return _dense(_dense(y, "last"), "head", 2, None)
 
 
-def readers_and_the_last_term(x: Any) -> Any:
-    x = _dense(x, "x")
-    y = layers.Add(name="add")([_dense(_dense(x, "a"), "b"), _dense(x, "c"), x])
-    return _dense(_dense(y, "last"), "head", 2, None)
-
-
-def readers_and_a_repeated_term(x: Any) -> Any:
-    x = _conv(x, "x", activation="tanh")
-    y = _conv(_conv(x, "a", activation="tanh"), "b", activation="tanh")
-    up = layers.UpSampling2D(name="up")(_conv(x, "c", activation="tanh", strides=2))
-    return _pooled(_conv(layers.Add(name="add")([y, x, up]), "last", activation="tanh"))
-
-
 def sum_of_four(x: Any, activation: str | None = "tanh") -> Any:
     a, b, c, d = (_dense(x, name, activation=activation) for name in "abcd")
     y = layers.Add(name="abc")([layers.Add(name="ab")([a, b]), c])
@@ -242,9 +229,6 @@ IMAGE = (6, 6, 3)
         (penalised, (6,), {}),
         # A sum of three terms is one of the three that read x.
         (readers_and_a_sum, (6,), {SUM: ["b", "c", "add"]}),
-        # Its gradient passes one addition, or one whose sizes are known.
-        (readers_and_the_last_term, (6,), {}),
-        (readers_and_a_repeated_term, IMAGE, {LENDING: ["add"]}),
         (sum_of_four, (6,), {FUSED: ["c", "abc", "d", "abcd"]}),
         # Nothing needs the terms afterwards: the first of them lends the sum its buffer.
         (sum_of_linear, (6,), {rule: ["b", "ab", "c", "abc", "d", "abcd"] for rule in (FUSED, LENDING)}),

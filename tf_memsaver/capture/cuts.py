@@ -33,13 +33,13 @@ def joined_positions(step: TracedStep, *, backward_is_a_call: bool = False) -> s
 def _splitting_positions(step: TracedStep) -> set[int]:
     """Return the positions between the readers of a tensor with a gradient of many terms that is a term of a sum, too.
 
-    Where a size is not known, graph optimisation finds out by and by that the gradient of such a sum is that of each of
-    its terms, addition by addition, and sorts the terms of gradients by the names that they have in between. What
-    leaves a segment has those of the end.
+    Where a size is not known, graph optimisation finds out by and by that the gradient of such a sum, of three and more
+    terms, is that of each of them, and sorts the terms of gradients by the names that they have in between. What leaves
+    a segment has those of the end.
     """
     unit_of, readers = _readers(step, (Phase.FORWARD,))
     forward = [each for each in step.graph.get_operations() if id(each) in unit_of]
-    summed = {id(term): term for each in sums_of_many(forward, readers) for term in each.late}
+    summed = {id(term): term for _, terms in sums_of_many(forward, readers) for term in terms}
     splitting: set[int] = set()
     for tensor in summed.values():
         units = [unit_of[id(reader)] for reader in readers[id(tensor)] if id(reader) in unit_of]
@@ -103,7 +103,7 @@ def _lending_positions(step: TracedStep) -> set[int]:
             is_needed_after(end, view) for view in views
         )
 
-    for last, terms, _ in sums_of_many(forward, readers):
+    for last, terms in sums_of_many(forward, readers):
         end = unit_of[id(last)]
         for term in terms:
             if id(term.op) in unit_of and not is_needed_after(end, term):

@@ -14,21 +14,15 @@ import tensorflow as tf
 
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
-from tf_memsaver.parity.grappler import ADDITIONS, SUMS
+from tf_memsaver.parity.grappler import SUMS
 from tf_memsaver.parity.readers import EXTRA_READERS, is_extra, readers_among, readers_of, source_of
-from tf_memsaver.parity.symbols import hides_sizes
 
 
 class Sum(NamedTuple):
-    """Additions that graph optimisation makes one: the last of them, and the terms of its shape.
-
-    The gradients of some terms pass several additions, each of which graph optimisation has to find out to change
-    nothing: it takes a round for each to learn that they are ``late``.
-    """
+    """Additions that graph optimisation makes one: the last of them, and the terms of its shape."""
 
     last: Any
     terms: tuple[Any, ...]
-    late: tuple[Any, ...]
 
 
 def sums_of_many(operations: Iterable[Any], readers: Mapping[int, Sequence[Any]]) -> Iterator[Sum]:
@@ -43,37 +37,26 @@ def sums_of_many(operations: Iterable[Any], readers: Mapping[int, Sequence[Any]]
         only = readers.get(id(operation.outputs[0]), ())
         if len(only) != 1 or only[0].type not in SUMS:
             shape = operation.outputs[0].shape
-            alike = [each for each in _terms(operation, joined) if each[0].shape.rank == shape.rank]
-            terms = [each for each in alike if shape.rank is None or list(each[0].shape) == list(shape)]
+            alike = (tensor for tensor in _terms(operation, joined) if tensor.shape.rank == shape.rank)
+            terms = tuple(tensor for tensor in alike if shape.rank is None or list(tensor.shape) == list(shape))
             if len(terms) > 2:
-                late = tuple(tensor for tensor, additions in terms if additions > 1)
-                yield Sum(operation, tuple(tensor for tensor, _ in terms), late)
+                yield Sum(operation, terms)
 
 
-def _terms(
-    addition: Any,
-    joined: Callable[[Any], bool],
-    source: Callable[[Any], Any] = lambda tensor: tensor,
-    additions: int = 0,
-) -> Iterator[tuple[Any, int]]:
-    """Yield the terms of an addition, and of the additions that are ``joined`` with it.
-
-    Each with the number of additions that its gradient passes unchanged, once graph optimisation knows all sizes.
-    """
-    inputs = [source(tensor) for tensor in addition.inputs]
-    additions += addition.type in ADDITIONS and not any(hides_sizes(tensor.op) for tensor in inputs)
-    for tensor in inputs:
+def _terms(addition: Any, joined: Callable[[Any], bool], source: Callable[[Any], Any] = lambda tensor: tensor) -> Any:
+    """Yield the terms of an addition, and of the additions that are ``joined`` with it."""
+    for tensor in map(source, addition.inputs):
         if joined(tensor):
-            yield from _terms(tensor.op, joined, source, additions)
+            yield from _terms(tensor.op, joined, source)
         else:
-            yield tensor, additions
+            yield tensor
 
 
 def read_after_sums(
     operations: Sequence[Any], readers: Mapping[int, Sequence[Any]], needed: Collection[int], gates: Gates
 ) -> Iterator[tf.Tensor]:
     """Read, after each sum among operations, those of its terms whose buffers (ids) the plain step needs longer."""
-    for last, terms, _ in sums_of_many(operations, readers):
+    for last, terms in sums_of_many(operations, readers):
         held = [tensor for tensor in terms if id(buffer_of(tensor)) in needed]
         if held:
             yield _read_after(last, held, gates)
@@ -93,7 +76,7 @@ def read_after_sums_of_replay(
     for tensor in passed:
         readers.setdefault(id(tensor), []).append(_Elsewhere())
     outside = {id(buffer_of(tensor)) for tensor in passed}
-    for last, terms, _ in sums_of_many(own, readers):
+    for last, terms in sums_of_many(own, readers):
         if id(last) not in needed:
             continue
         unneeded = (reader for reader in own[place[id(last)] + 1 :] if id(reader) not in needed)
