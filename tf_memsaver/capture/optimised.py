@@ -67,8 +67,10 @@ def _batch_symbols(step: TracedStep) -> dict[int, int]:
     for number, operation in enumerate(step.graph.get_operations(), 1):
         made = [tensor for tensor in operation.inputs if id(tensor) in symbol_of]
         if made:
-            # What is broadcast, as the statistics of a BatchNorm are, has no batch.
-            given = {symbol_of[id(tensor)] for tensor in _of_size_of(operation.outputs, made) or made}
+            given = {symbol_of[id(tensor)] for tensor in made}
+            if len(given) > 1:
+                # What is broadcast, as the statistics of a BatchNorm are, has no batch.
+                given = {symbol_of[id(tensor)] for tensor in _of_size_of(operation.outputs, made)} or given
             symbol = number if len(given) > 1 or makes_symbols(operation) else given.pop()
             symbol_of.update((id(tensor), symbol) for tensor in operation.outputs)
     return symbol_of

@@ -12,6 +12,7 @@ from tf_memsaver.capture.optimised import JoinedSums
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.extra_readers import may_round_otherwise
+from tf_memsaver.parity.level import Rule, level_here
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.operations import (
     ASSIGNMENTS,
@@ -96,13 +97,12 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
 
 def _by_sums(step: TracedStep, sums: JoinedSums) -> Iterator[tuple[int, str]]:
     """Yield the units with sums that graph optimisation would not join in a first run as it does in a plain step."""
+    if Rule.WHOLE_SUMS not in level_here().rules:
+        return
     for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
         is_needed = phase is Phase.FORWARD and id(operation) in step.reachable
         if owner is not None and is_needed and sums.depend_on_gradients(operation):
-            yield (
-                owner,
-                "adds what only gradients tell is of one shape (after UpSampling2D, say)",
-            )
+            yield owner, "adds what only gradients tell is of one shape (after UpSampling2D, say)"
 
 
 def _takes_state(operation: Any) -> bool:
