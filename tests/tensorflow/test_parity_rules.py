@@ -30,7 +30,7 @@ from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, le
 from tf_memsaver.parity.readers import EXTRA_READERS
 from tools.shared.models.formulas import formula_model
 from tools.shared.models.random_fit import fitted, random_fit_case
-from tools.shared.models.small import factors_of_two_shapes, shared_block
+from tools.shared.models.small import factors_of_two_shapes, shared_block, two_resolutions
 from tools.shared.records import Record, differing
 from tools.shared.training import fit, train
 
@@ -243,6 +243,12 @@ CASES = {
     Rule.CONVOLUTIONS: Case(leaky, everywhere, of_known_sizes),
     Rule.FREE_PRODUCTS: Case(scales, everywhere, of_known_sizes),
     Rule.WHOLE_FUSIONS: Case(residual_norms, of_operations),
+    # All but the sum and what it is joined with is one segment, and without the rule that is in it, too.
+    Rule.STORED_SUMS: Case(
+        two_resolutions,
+        functools.partial(optimized_between_cuts, length=100),
+        functools.partial(trained_by_tape, free_batch=True),
+    ),
     Rule.WHOLE_PRODUCTS: Case(
         factors_of_two_shapes,
         functools.partial(optimized_between_cuts, length=2, granularity="op"),

@@ -5,10 +5,8 @@ A step runs as Grappler leaves it. Sources are TensorFlow 2.21's, ``tensorflow/c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
-
-import tensorflow as tf
 
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
@@ -66,20 +64,20 @@ def _batch_symbols(step: TracedStep) -> dict[int, int]:
     symbol_of = {id(tensor): 0 for tensor in step.inputs}
     for number, operation in enumerate(step.graph.get_operations(), 1):
         made = [tensor for tensor in operation.inputs if id(tensor) in symbol_of]
-        if made:
+        if made and operation.outputs:
             given = {symbol_of[id(tensor)] for tensor in made}
             if len(given) > 1:
                 # What is broadcast, as the statistics of a BatchNorm are, has no batch.
-                given = {symbol_of[id(tensor)] for tensor in _of_size_of(operation.outputs, made)} or given
+                given = {symbol_of[id(tensor)] for tensor in _of_size_of(operation.outputs[0], made)} or given
             symbol = number if len(given) > 1 or makes_symbols(operation) else given.pop()
             symbol_of.update((id(tensor), symbol) for tensor in operation.outputs)
     return symbol_of
 
 
-def _of_size_of(outputs: Sequence[Any], inputs: Iterable[Any]) -> list[Any]:
-    """Return those inputs of an operation that have the rank and the first size of its first output."""
-    shape = outputs[0].shape if outputs else tf.TensorShape(None)
-    return [each for each in inputs if shape.rank and each.shape.rank == shape.rank and each.shape[0] == shape[0]]
+def _of_size_of(output: Any, tensors: Iterable[Any]) -> list[Any]:
+    """Return those tensors that have the rank and the first size of another one."""
+    shape = output.shape
+    return [each for each in tensors if shape.rank and each.shape.rank == shape.rank and each.shape[0] == shape[0]]
 
 
 class EqualValues:

@@ -97,12 +97,12 @@ def _by_operations(step: TracedStep, variables: Iterable[tf.Variable]) -> Iterat
 
 def _by_sums(step: TracedStep, sums: JoinedSums) -> Iterator[tuple[int, str]]:
     """Yield the units with sums that graph optimisation would not join in a first run as it does in a plain step."""
-    if Rule.WHOLE_SUMS not in level_here().rules:
+    if Rule.STORED_SUMS not in level_here().rules:
         return
     for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
         is_needed = phase is Phase.FORWARD and id(operation) in step.reachable
         if owner is not None and is_needed and sums.depend_on_gradients(operation):
-            yield owner, "adds what only gradients tell is of one shape (after UpSampling2D, say)"
+            yield owner, "adds tensors of which only gradients tell that they have one shape (as after UpSampling2D)"
 
 
 def _takes_state(operation: Any) -> bool:

@@ -338,6 +338,23 @@ def shared_block(calls: int = 3, dropout: float = 0.1) -> Any:
     return keras.Model(inputs, layers.Dense(2, name="head")(layers.GlobalAveragePooling1D()(x)))
 
 
+def two_resolutions(interpolation: str = "nearest") -> Any:
+    """Two branches of an HRNet: ``across`` gives the upper one to the lower one, and ``both`` adds them."""
+
+    def conv(x: Any, strides: int = 1, activation: str | None = "relu") -> Any:
+        return layers.Conv2D(16, 3, strides=strides, padding="same", activation=activation)(x)
+
+    inputs = keras.Input((32, 32, 3))
+    upper = conv(inputs)
+    lower = conv(upper, strides=2)
+    up = layers.UpSampling2D(interpolation=interpolation, name="up")(conv(lower, activation=None))
+    upper = layers.ReLU()(layers.Add(name="upper")([upper, up]))
+    across = layers.BatchNormalization(name="across")(conv(upper, strides=2, activation=None))
+    x = layers.Add(name="both")([across, layers.ReLU()(conv(lower, activation=None))])
+    x = layers.ReLU(name="last")(x)
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D(name="mean")(conv(x))))
+
+
 def factors_of_two_shapes() -> Any:
     """Return products that graph optimisation reorders: the half of a GELU and its argument, twice."""
     x = inputs = keras.Input((6,))
