@@ -34,7 +34,7 @@ from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.parity.gradients import is_ready
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
 from tf_memsaver.runtime.starts import hold_start
-from tf_memsaver.runtime.updates import hold_updates
+from tf_memsaver.runtime.updates import hold_updates, update_in_place
 from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
 
 _LEAST_BYTES = 1 << 18
@@ -192,6 +192,7 @@ def _finish(graph: Any, run: Sequence[Any]) -> None:
         return
     operations, kernels = graph.get_operations(), kernels_here()
     hold_updates(operations, ordered.gradients, _LEAST_VARIABLE)
+    update_in_place(operations, ordered.placed)
     needed = led_to(run)
     for start, name in ordered.starts:
         forward = [each for each in operations[:start] if id(each) in needed and not is_backward(each)]

@@ -4,12 +4,19 @@
 begins, since nothing keeps them, and their results wait for the gradients all through the step, a buffer for each
 weight. So where backward passes are held in order, the read of the variable that they begin with waits for the gradient
 that its update is for. A read is fused with nothing, and what it waits for is a kernel, so no bit changes.
+
+A variable is changed in place only while nobody reads it. Else its new value takes another buffer and keeps it
+(``PrepareToUpdateVariable`` in TensorFlow 2.21's ``training_op_helpers.h``): a free chunk, often larger than the value.
+The gradient of a convolution's input reads the kernel when the kernel's own gradient is known already: so the change
+waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from tf_memsaver.compat.graphs import wait_for
 from tf_memsaver.cost.rules import MULTI_VIEWS
@@ -51,6 +58,26 @@ def hold_updates(operations: Sequence[Any], gradients: Collection[str], least_by
             gradient = last_held(operations[min(earlier)], place) if earlier else None
             if gradient is not None:
                 wait_for(operation, gradient)
+
+
+def update_in_place(operations: Sequence[Any], held: Container[str]) -> None:
+    """Let changes of variables wait for what a backward pass reads of them, as far as that is held in order.
+
+    Args:
+      operations: all of a graph, in the order in which they were traced.
+      held: the names of what is held in order.
+    """
+    readers: dict[int, list[Any]] = {}
+    for operation in operations:
+        if operation.name in held:
+            for read in {buffer_of(tensor).op for tensor in operation.inputs}:
+                if read.type == "ReadVariableOp":
+                    readers.setdefault(id(read.inputs[0]), []).append(operation)
+        elif operation.type in ASSIGNMENTS and id(operation.inputs[0]) in readers:
+            # A segment hands on all its gradients by one operation, so the change seems to wait for them. Graph
+            # optimisation takes out edges that it finds to be implied, and that operation later: not so this one.
+            with tf.device(operation.device), tf.control_dependencies(readers[id(operation.inputs[0])]):
+                wait_for(operation, tf.no_op(name="memsaver_reads"))
 
 
 def _met(read: Any, needs: dict[int, int], own: int) -> list[int]:
