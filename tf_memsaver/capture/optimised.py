@@ -5,12 +5,12 @@ A step runs as Grappler leaves it. Sources are TensorFlow 2.21's, ``tensorflow/c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.parity.grappler import SUMS
+from tf_memsaver.parity.grappler import ADDITIONS, SUMS
 from tf_memsaver.parity.symbols import hides_sizes, makes_symbols
 
 
@@ -25,6 +25,7 @@ class JoinedSums:
         """Read a step; ``fixed_batch`` tells that ``fit`` traces it for one batch size."""
         self._step = step
         self._symbol_of: dict[int, int] = {} if fixed_batch else _batch_symbols(step)
+        self._equals = _equal_additions(step)
 
     def has(self, operation: Any, phase: Phase) -> bool:
         """Whether an operation of a phase is such a sum."""
@@ -51,12 +52,46 @@ class JoinedSums:
         hidden = any(hides_sizes(term.op) for term in terms)
         return inner and not hidden and not self._are_of_one_size(terms)
 
+    def depend_on_equals(self, operation: Any) -> bool:
+        """Whether a sum of the forward pass is joined with another one, or not, because of equal additions.
+
+        Of equal ones one is left, which those read that read any of them. What only they read, one operation reads.
+        """
+        if operation.type not in SUMS:
+            return False
+        equals = self._equals.get(id(operation), [])
+        if any(reader.type in SUMS for equal in equals for reader in self._readers(equal.outputs[0])):
+            return True
+        totals = (total for total in (*operation.inputs, *operation.outputs) if total.op.type in SUMS)
+        return any(map(self._is_read_by_equals, totals))
+
+    def _is_read_by_equals(self, tensor: Any) -> bool:
+        """Whether several additions read a tensor, all of them equal, and nothing else."""
+        readers = {id(reader): reader for reader in self._readers(tensor)}
+        equals = [id(equal) for reader in readers.values() for equal in self._equals.get(id(reader), [])[:1]]
+        return len(readers) > 1 and len(equals) == len(readers) and len(set(equals)) == 1
+
+    def _readers(self, tensor: Any) -> Sequence[Any]:
+        return self._step.readers.get(id(tensor), [])
+
     def _only_reader(self, tensor: Any) -> Any | None:
-        readers = self._step.readers.get(id(tensor), [])
+        readers = self._readers(tensor)
         return readers[0] if len(readers) == 1 else None
 
     def _are_of_one_size(self, tensors: Iterable[Any]) -> bool:
         return len({self._symbol_of.get(id(tensor), 0) for tensor in tensors}) < 2
+
+
+def _equal_additions(step: TracedStep) -> dict[int, list[Any]]:
+    """Return, by addition of the forward pass (id), all that add up the same, if there are several."""
+    first: dict[int, int] = {}
+    found: dict[frozenset[int], list[Any]] = {}
+    for operation, (phase, _) in zip(step.graph.get_operations(), step.owners, strict=True):
+        if phase is Phase.FORWARD and operation.type in ADDITIONS and id(operation) in step.reachable:
+            alike = found.setdefault(frozenset(first.get(id(term), id(term)) for term in operation.inputs), [])
+            alike.append(operation)
+            first[id(operation.outputs[0])] = id(alike[0].outputs[0])
+    return {id(each): alike for alike in found.values() if len(alike) > 1 for each in alike}
 
 
 def _batch_symbols(step: TracedStep) -> dict[int, int]:

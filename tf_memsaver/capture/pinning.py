@@ -103,6 +103,8 @@ def _by_sums(step: TracedStep, sums: JoinedSums) -> Iterator[tuple[int, str]]:
         is_needed = phase is Phase.FORWARD and id(operation) in step.reachable
         if owner is not None and is_needed and sums.depend_on_gradients(operation):
             yield owner, "adds tensors of which only gradients tell that they have one shape (as after UpSampling2D)"
+        if owner is not None and is_needed and sums.depend_on_equals(operation):
+            yield owner, "adds tensors that are added elsewhere, too, which decides what is added first"
 
 
 def _takes_state(operation: Any) -> bool:

@@ -50,7 +50,7 @@ class Rule(enum.Enum):
     WHOLE_GRADIENT_SUMS = "no segment ends between the readers of a tensor that is a term of a sum of many"
     WHOLE_FUSIONS = "no segment ends between operations that graph optimisation makes one"
     WHOLE_SUMS = "no segment ends between a sum of many terms and a term that lends it its buffer"
-    STORED_SUMS = "a sum that only gradients let graph optimisation join with others is stored"
+    STORED_SUMS = "a sum that graph optimisation would join with others otherwise in a first run is stored"
     WHOLE_CONSTANT_CHAINS = "no segment ends between products or sums through which a constant moves"
     WHOLE_PRODUCTS = "no segment ends inside a product of factors of several shapes"
 

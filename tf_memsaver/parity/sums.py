@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
-from tf_memsaver.parity.grappler import SUMS
+from tf_memsaver.parity.grappler import ADDITIONS, SUMS
 from tf_memsaver.parity.readers import EXTRA_READERS, is_extra, readers_among, readers_of, source_of
 
 
@@ -115,16 +115,25 @@ def _sums_with(tensor: Any) -> Iterator[Any]:
     """Yield the last additions of the sums that a tensor is a term of."""
     for reader in readers_of(tensor):
         if reader.type in SUMS:
-            further = readers_of(reader.outputs[0])
+            further = _readers_once(reader.outputs[0])
             inside = len(further) == 1 and further[0].type in SUMS
             yield from _sums_with(reader.outputs[0]) if inside else (reader,)
 
 
 def _has_many_terms(addition: Any) -> bool:
     def joined(tensor: Any) -> bool:
-        return tensor.op.type in SUMS and len(readers_of(tensor)) == 1
+        return tensor.op.type in SUMS and len(_readers_once(tensor)) == 1
 
     return sum(1 for _ in _terms(addition, joined, source_of)) > 2
+
+
+def _readers_once(tensor: Any) -> list[Any]:
+    """Return what reads a tensor, of additions of equal terms one: graph optimisation leaves one, before it joins."""
+    found: dict[Any, Any] = {}
+    for reader in readers_of(tensor):
+        terms = frozenset(id(source_of(term)) for term in reader.inputs)
+        found.setdefault((reader.type, terms) if reader.type in ADDITIONS else id(reader), reader)
+    return list(found.values())
 
 
 def _read_after(last: Any, terms: Sequence[Any], gates: Gates) -> tf.Tensor:
