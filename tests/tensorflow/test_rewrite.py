@@ -878,3 +878,18 @@ def test_sums_of_many_terms_in_nested_segments() -> None:
             found.append([v.numpy() for v in model.variables])
     for plain, ours in zip(*found, strict=True):
         np.testing.assert_array_equal(plain, ours)
+
+
+def test_gradients_that_leave_a_segment_in_one_buffer_share_it_in_sums() -> None:
+    """As those of the operands of an addition do: a DETR adds positions to the keys of each block of its decoder."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 16))
+    position = layers.Dense(16)(inputs)
+    memory = layers.LayerNormalization()(layers.Dense(16)(layers.Add()([inputs, position])))
+    x = layers.Dense(16)(inputs)
+    for _ in range(2):
+        key = layers.Add()([memory, position])
+        x = layers.LayerNormalization()(layers.Add()([x, layers.MultiHeadAttention(2, 8)(x, memory, key)]))
+        x = layers.Dense(16)(layers.Dense(32, "relu")(x))
+    model = keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling1D()(x)))
+    assert_trains_alike(model, optimized_between_cuts(model, length=4), modes=("graph",), free_batch=True)

@@ -94,16 +94,17 @@ def under_plain_name(
     same ones of the forward pass. All that is replayed waits for the gradient as it arrived, by the gate, but not for
     its copy. A kernel gets the gradient as it is, unless that is ``held`` by the gate.
 
-    What is ``one_of_several`` terms is added to those that the replay makes, so it need not wait itself, and keeps its
-    buffer: a sum starts with the first of its terms whose buffer nobody else has (``aggregate_ops.cc: AddNOp``). Two
-    of them may share one, as where a branch adds what is added to its result, too.
+    What is ``one_of_several`` terms keeps its buffer: a sum starts with the first of its terms whose buffer nobody else
+    has (``aggregate_ops.cc: AddNOp``). Two of them may share one, as where a branch adds what is added to its result,
+    too. So it waits for the gate, by which also who reads an element of it for the gate is over.
     """
     # An output that the replay itself reads, too, gets a sum.
     if gate is None or not (held or output.consumers() or not _goes_to_a_kernel(output)):
         return gradient
     keeps_buffer = one_of_several and not held and not _has_layout(gradient)
     own_name = name if gradient.op.type == "Placeholder" else None
-    return _copied(None if keeps_buffer else gate, gradient, _ARRIVED, own_name)
+    with tf.control_dependencies([gate] if keeps_buffer else []):
+        return _copied(None if keeps_buffer else gate, gradient, _ARRIVED, own_name)
 
 
 def _copied(gate: tf.Tensor | None, gradient: tf.Tensor, ending: str, name: str | None = None) -> tf.Tensor:
@@ -270,9 +271,17 @@ def may_be_summed(tensor: tf.Tensor, segment: Sequence[tf.Operation]) -> bool:
 
 
 def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
-    """Return a gradient under its name in the plain step, by an operation that tells graph optimisation its shape."""
-    gate = gates.gate([gates.first_elements([gradient])])
-    return _copied(gate, gradient, _TERM)
+    """Return a gradient under its name in the plain step, by an operation that tells graph optimisation its shape.
+
+    It keeps its buffer, which another gradient may share, as those of the two operands of an addition do: a sum starts
+    with the first of its terms whose buffer nobody else has.
+    """
+    if _has_layout(gradient):
+        return _copied(gates.gate([gates.first_elements([gradient])]), gradient, _TERM)
+    with stop_recording():
+        term = _copied(None, gradient, _TERM)
+    record_operation("Identity", [term], [gradient], lambda further: [further])
+    return term
 
 
 def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]) -> tf.Tensor:
