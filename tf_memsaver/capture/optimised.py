@@ -6,6 +6,7 @@ A step runs as Grappler leaves it. Sources are TensorFlow 2.21's, ``tensorflow/c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 from tf_memsaver.capture.step import TracedStep
@@ -25,7 +26,6 @@ class JoinedSums:
         """Read a step; ``fixed_batch`` tells that ``fit`` traces it for one batch size."""
         self._step = step
         self._symbol_of: dict[int, int] = {} if fixed_batch else _batch_symbols(step)
-        self._equals = _equal_additions(step)
 
     def has(self, operation: Any, phase: Phase) -> bool:
         """Whether an operation of a phase is such a sum."""
@@ -55,7 +55,8 @@ class JoinedSums:
     def depend_on_equals(self, operation: Any) -> bool:
         """Whether a sum of the forward pass is joined with another one, or not, because of equal additions.
 
-        Of equal ones one is left, which those read that read any of them. What only they read, one operation reads.
+        Graph optimisation leaves one of equal ones. All that read any of them read that one, and what only equal ones
+        read has one reader.
         """
         if operation.type not in SUMS:
             return False
@@ -64,6 +65,10 @@ class JoinedSums:
             return True
         totals = (total for total in (*operation.inputs, *operation.outputs) if total.op.type in SUMS)
         return any(map(self._is_read_by_equals, totals))
+
+    @cached_property
+    def _equals(self) -> dict[int, list[Any]]:
+        return _equal_additions(self._step)
 
     def _is_read_by_equals(self, tensor: Any) -> bool:
         """Whether several additions read a tensor, all of them equal, and nothing else."""

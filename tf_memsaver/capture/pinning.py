@@ -100,11 +100,12 @@ def _by_sums(step: TracedStep, sums: JoinedSums) -> Iterator[tuple[int, str]]:
     if Rule.STORED_SUMS not in level_here().rules:
         return
     for operation, (phase, owner) in zip(step.graph.get_operations(), step.owners, strict=True):
-        is_needed = phase is Phase.FORWARD and id(operation) in step.reachable
-        if owner is not None and is_needed and sums.depend_on_gradients(operation):
+        if owner is None or phase is not Phase.FORWARD or id(operation) not in step.reachable:
+            continue
+        if sums.depend_on_gradients(operation):
             yield owner, "adds tensors of which only gradients tell that they have one shape (as after UpSampling2D)"
-        if owner is not None and is_needed and sums.depend_on_equals(operation):
-            yield owner, "adds tensors that are added elsewhere, too, which decides what is added first"
+        if sums.depend_on_equals(operation):
+            yield owner, "adds tensors that are added elsewhere, too: TensorFlow does that once, in another order"
 
 
 def _takes_state(operation: Any) -> bool:

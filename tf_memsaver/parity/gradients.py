@@ -96,15 +96,16 @@ def under_plain_name(
 
     What is ``one_of_several`` terms keeps its buffer: a sum starts with the first of its terms whose buffer nobody else
     has (``aggregate_ops.cc: AddNOp``). Two of them may share one, as where a branch adds what is added to its result,
-    too. So it waits for the gate, by which also who reads an element of it for the gate is over.
+    too. It waits for the gate: until then, what reads an element of it for the gate has its buffer, too.
     """
     # An output that the replay itself reads, too, gets a sum.
     if gate is None or not (held or output.consumers() or not _goes_to_a_kernel(output)):
         return gradient
-    keeps_buffer = one_of_several and not held and not _has_layout(gradient)
     own_name = name if gradient.op.type == "Placeholder" else None
-    with tf.control_dependencies([gate] if keeps_buffer else []):
-        return _copied(None if keeps_buffer else gate, gradient, _ARRIVED, own_name)
+    if one_of_several and not held and not _has_layout(gradient):
+        with tf.control_dependencies([gate]):
+            return _copied(None, gradient, _ARRIVED, own_name)
+    return _copied(gate, gradient, _ARRIVED, own_name)
 
 
 def _copied(gate: tf.Tensor | None, gradient: tf.Tensor, ending: str, name: str | None = None) -> tf.Tensor:
