@@ -75,7 +75,7 @@ class MemoryMonitor(StepWatch):
 
     ``peak_bytes`` of an epoch is the largest peak of its training steps, without validation; ``current_bytes`` is
     what is allocated at the end of the epoch. Both are in bytes and for the whole device, so memory of other models and
-    of data counts, too. They are in ``History`` and, if the monitor comes before the TensorBoard callback in the list,
+    of data counts, too; a plan has the data that it was made with (``data=``). They are in ``History`` and, if the monitor comes before the TensorBoard callback in the list,
     in TensorBoard.
 
     A warning is logged for the first step whose peak is above the plan's budget or, if it has none, above the most that
@@ -128,7 +128,8 @@ class MemoryMonitor(StepWatch):
         limit = budget or max(plan.peak_bytes, plan.highest_peak_bytes)
         if peak > limit:
             logging.warning(
-                "tf_memsaver: step %d took %s, %.1f%% above the %s %s. Data and other models on %s count, too; "
+                "tf_memsaver: step %d took %s, %.1f%% above the %s %s. Other models on %s count, too, and data that "
+                "the plan was not told of (data=, the dataset that fit gets); "
                 "tf_memsaver.measure(model, data=...) measures the steps alone, and "
                 "optimize(..., budget=..., calibrate=True) makes a plan that real steps keep.",
                 batch,

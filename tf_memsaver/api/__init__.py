@@ -34,7 +34,7 @@ from tf_memsaver.display.figures import plotly
 from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.files.targets import TargetKind, check_target
-from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.options.table import (
     ApplyOptions,
@@ -220,7 +220,8 @@ def _calibrated(model: Any, options: Mapping[str, Any]) -> tuple[Trace, Plan]:
     def measured(plan: Plan) -> int:
         logging.info("tf_memsaver: running real steps of '%s': %s", traced.model.name, plan)
         how = {"data": options["data"], "step": options["step"], "batch_size": plan.batch_size, "isolate": False}
-        return _peak_of(make_optimized(traced.model, plan), bytes_of_others(traced.model), **how)
+        others = bytes_of_others(traced.model, traced.graph.bytes_of(MemoryKind.DATA))
+        return _peak_of(make_optimized(traced.model, plan), others, **how)
 
     plan, budget = quickest_that_keeps(plan_for, measured)
     took = f"{format_bytes(plan.measured_peak_bytes)} of {format_bytes(budget)}"

@@ -11,8 +11,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.check.watch import device_name
+from tf_memsaver.compat import datasets
 from tf_memsaver.compat.counting import check_counted
-from tf_memsaver.compat.devices import bytes_left
+from tf_memsaver.compat.devices import bytes_left, has_gpu
 from tf_memsaver.compat.keras_training import fit_compiles, own_optimizer
 from tf_memsaver.compat.keras_variables import bytes_of
 from tf_memsaver.display.notices import tell
@@ -93,14 +94,15 @@ def warn_of_unknown_length(model: Any, plan: Plan, data: Any) -> None:
 def request_of(options: Mapping[str, Any], model: Any = None, **fixed: Any) -> Request:
     """Return what the options of a verb ask of a planner; ``budget="auto"`` is what the device has left for a step.
 
-    What a model's variables and optimizer take already is a part of a step.
+    What a model's variables and optimizer take already is a part of a step, as are the tensors of its data on a CPU.
 
     Raises:
       InvalidRequestError: nothing tells how much memory there is, or a limit has no meaning.
     """
     asked = {**options, **fixed}
     if asked.get("budget") == AUTO:
-        asked["budget"] = int(_OF_WHAT_IS_LEFT * _bytes_left()) + _bytes_taken(model)
+        there = _bytes_taken(model) + (0 if has_gpu() else _bytes_of_data(asked.get("data")))
+        asked["budget"] = int(_OF_WHAT_IS_LEFT * _bytes_left()) + there
     request = Request.of(asked)
     check_strategy(request.strategy)
     return request
@@ -124,8 +126,11 @@ def _bytes_left() -> int:
     return left
 
 
-def bytes_of_others(model: Any) -> int:
-    """Return what this process holds on the device that is none of a model's: data on a CPU, or other models.
+def bytes_of_others(model: Any, data_bytes: int = 0) -> int:
+    """Return what this process holds on the device that no step of a model takes: other models, and data on a CPU.
+
+    ``data_bytes`` of the data count for the step all the same, also where they are not there yet: the result is less by
+    these, and may be negative.
 
     Of a loop nobody knows what is its own: 0. What a CPU's allocator does not count of a model is taken for counted.
     Garbage is collected first: slots of steps that were run before may lie in it, and leave while the next steps run.
@@ -138,7 +143,11 @@ def bytes_of_others(model: Any) -> int:
     if not isinstance(model, keras.Model):
         return 0
     gc.collect()
-    return max(0, int(tf.config.experimental.get_memory_info(device)["current"]) - _bytes_taken(model))
+    return max(0, int(tf.config.experimental.get_memory_info(device)["current"]) - _bytes_taken(model)) - data_bytes
+
+
+def _bytes_of_data(data: Any) -> int:
+    return sum(datasets.tensors_in(data)) if isinstance(data, tf.data.Dataset) else 0
 
 
 def _bytes_taken(model: Any) -> int:

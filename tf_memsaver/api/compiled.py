@@ -78,23 +78,23 @@ def warn_where_xla_runs(model: Any, request: Request, what: str, instead: str) -
 class CompiledSteps:
     """The memory of a model's steps by XLA's compiler; a step is compiled once for each plan."""
 
-    def __init__(self, model: Any, specs: Batch) -> None:
-        """Take the plain model, and the specs of a batch that it is trained on."""
-        self._model, self._specs = model, specs
+    def __init__(self, model: Any, specs: Batch, data_bytes: int = 0) -> None:
+        """Take the plain model, the specs of a batch that it is trained on, and what its data holds beside."""
+        self._model, self._specs, self._data_bytes = model, specs, data_bytes
         self._memories: dict[tuple[Segment, ...], CompiledMemory] = {}
 
     def most_bytes(self, plan: Plan) -> int:
         """Return the bytes that steps by a plan stay under, about."""
-        return math.ceil(MOST_OF_COMPILED * self.peak_bytes(plan))
+        return math.ceil(MOST_OF_COMPILED * self._memory(plan).peak_bytes) + self._data_bytes
 
     def peak_bytes(self, plan: Plan) -> int:
-        """Return the peak bytes of a step by a plan, as the compiler says them."""
-        return self._memory(plan).peak_bytes
+        """Return the peak bytes of a step by a plan, as the compiler says them, with what the data holds."""
+        return self._memory(plan).peak_bytes + self._data_bytes
 
     def fixed_bytes(self, plan: Plan) -> int:
-        """Return the bytes of what a step by a plan is given and returns, which are the same with every plan."""
+        """Return the bytes that are the same with every plan: what a step is given and returns, and the data."""
         memory = self._memory(plan)
-        return memory.argument_bytes + memory.output_bytes
+        return memory.argument_bytes + memory.output_bytes + self._data_bytes
 
     def _memory(self, plan: Plan) -> CompiledMemory:
         if plan.segments not in self._memories:
@@ -145,7 +145,7 @@ def plan_for_xla(plans: Plans, request: Request, compiled: CompiledSteps) -> Pla
 
 def _explained(error: InfeasibleBudgetError, given: int, name: str, nbytes: int) -> InfeasibleBudgetError:
     """Return an error that says what of the least no plan changes: what a step is given, and XLA's own scratch."""
-    kept = f"{format_bytes(given)} are weights, the optimizer's slots and a batch"
+    kept = f"{format_bytes(given)} are weights, the optimizer's slots and data"
     if nbytes < LARGE_SCRATCH * error.least_bytes:
         return InfeasibleBudgetError(error.budget_bytes, error.least_bytes, given, kept)
     scratch = f"{format_bytes(nbytes)} are scratch memory of '{name}' as XLA's CPU compiler expands it"

@@ -19,7 +19,7 @@ from tf_memsaver.display.report import Report, call_of
 from tf_memsaver.display.steps import ShownStep
 from tf_memsaver.files.targets import Target, TargetKind, check_target
 from tf_memsaver.files.writing import written
-from tf_memsaver.ir.graph import Graph
+from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.ir.segments import stored
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.judge.simulate import Simulator
@@ -75,7 +75,7 @@ class TracedGraph:
         Raises:
           MemsaverError: the errors of ``search_plan`` for limits and hints.
         """
-        request = request_of(options, self.model, **self._how)
+        request = request_of(options, self.model, data=self._given.get("data"), **self._how)
         if is_for_xla(self.model, request):
             return plan_for_xla(self._plans, request, self._compiled_steps)
         return self._plans.plan(request)
@@ -84,8 +84,10 @@ class TracedGraph:
     def _compiled_steps(self) -> CompiledSteps:
         told = told_of(self.model, {**self._given, "step": None})
         if told.data is not None and not told.has_batches:
-            return CompiledSteps(self.model, told.data.specs.mapped(functools.partial(of_size, told.batch_size)))
-        return CompiledSteps(self.model, told.batches(self.model, 1)[0].mapped(tf.TensorSpec.from_tensor))
+            specs = told.data.specs.mapped(functools.partial(of_size, told.batch_size))
+        else:
+            specs = told.batches(self.model, 1)[0].mapped(tf.TensorSpec.from_tensor)
+        return CompiledSteps(self.model, specs, self.graph.bytes_of(MemoryKind.DATA))
 
     @takes(CurveOfTraceOptions)
     def curve(self, **options: Unpack[CurveOfTraceOptions]) -> tuple[Plan, ...]:

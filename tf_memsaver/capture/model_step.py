@@ -18,10 +18,12 @@ from tf_memsaver.capture.heard_step import HeardStep
 from tf_memsaver.capture.step import Resident, TracedStep, Weight, residents_of
 from tf_memsaver.capture.trace import trace_step
 from tf_memsaver.compat import keras_training, keras_variables
+from tf_memsaver.compat.datasets import NOTHING_HELD
 from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.replicas import in_one_replica, other_devices
 from tf_memsaver.compat.unallocated import variables_unallocated
-from tf_memsaver.ir.graph import Graph
+from tf_memsaver.cost.device import device_named
+from tf_memsaver.ir.graph import Graph, MemoryKind, Value
 from tf_memsaver.options.table import CaptureOptions, Granularity, TimeChunks
 from tf_memsaver.options.verbs import takes
 from tf_memsaver.program import batch
@@ -63,7 +65,7 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
     told = told_of(model, options)
     fixed_batch = told.data is not None and told.data.fixed_batch
     shapes = functools.partial(DataShapes, _batch_of(told), fixed_batch=fixed_batch)
-    return _capture(
+    graph = _capture(
         told.model,
         told.batch_size,
         granularity=options["granularity"],
@@ -71,6 +73,16 @@ def capture_graph(model: Any, **options: Unpack[CaptureOptions]) -> Graph:
         shapes=shapes,
         profile=options["profile"],
     )
+    return _beside_data(graph, told)
+
+
+def _beside_data(graph: Graph, told: Told) -> Graph:
+    """Return a step beside what the data holds, which no operation reads."""
+    if told.data is None or told.data.held == NOTHING_HELD:
+        return graph
+    nbytes = told.data_bytes(device_named(graph.device))
+    data = Value(index=len(graph.values), name="data in memory", nbytes=nbytes, kind=MemoryKind.DATA)
+    return dataclasses.replace(graph, values=(*graph.values, data))
 
 
 def _batch_of(told: Told) -> Callable[[], Sequence[Any]] | None:

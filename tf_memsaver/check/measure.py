@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from absl import logging
 
+from tf_memsaver.capture.convert import current_device
 from tf_memsaver.check.measurement import Measurement, measure_here
 from tf_memsaver.check.running import How
 from tf_memsaver.check.worker_job import measure_in_process
@@ -98,4 +99,4 @@ def measure(model: Any, **options: Unpack[MeasureOptions]) -> Measurement:
             format_bytes(measured.activation_bytes),
             format_bytes(LEAST_COUNTED_STEP),
         )
-    return measured
+    return measured.beside(told.data_bytes(current_device())) if alone else measured

@@ -28,9 +28,11 @@ class Measurement(Summarized):
     ``peak_bytes`` is the largest peak of ``steps`` whole steps (weights, optimizer slots, batch, gradients,
     activations, scratch), ``least_peak_bytes`` the smallest. ``live_bytes`` is what was live before a step. It is the
     smallest value of all steps, since on a busy machine a step may begin before the buffers of the previous one are
-    freed. ``gradient_bytes`` is the size of the weights' gradients, and ``activation_bytes`` is the peak without both.
-    ``step_seconds`` is the median step time; ``step_seconds_range`` are the quartiles. ``trace_seconds`` is the time to
-    trace the step (0 in eager mode; under XLA it includes compilation).
+    freed. ``data_bytes`` of both are what the training data holds beside the batch in ``fit`` on a CPU, as far as that
+    is known; they are added, since the data is not in the process that measures. ``gradient_bytes`` is the size of the
+    weights' gradients, and ``activation_bytes`` is the peak without both. ``step_seconds`` is the median step time;
+    ``step_seconds_range`` are the quartiles. ``trace_seconds`` is the time to trace the step (0 in eager mode; under
+    XLA it includes compilation).
 
     With ``beside_plain``, ``plain_step_seconds`` is the median time of plain steps. ``slowdown`` is the extra time as a
     share of the plain step's time, and ``slowdown_range`` its smallest and largest value over ``ROUNDS`` rounds, in
@@ -50,6 +52,7 @@ class Measurement(Summarized):
     steps: int
     plain_step_seconds: float | None = None
     slowdown_range: tuple[float, float] | None = None
+    data_bytes: int = 0
 
     @property
     def activation_bytes(self) -> int:
@@ -60,6 +63,16 @@ class Measurement(Summarized):
     def slowdown(self) -> float | None:
         """The extra time of a step as a share of the plain step's time; None if no plain steps were run."""
         return None if self.plain_step_seconds is None else self.step_seconds / self.plain_step_seconds - 1
+
+    def beside(self, data_bytes: int) -> Measurement:
+        """Return what the steps take beside so many bytes of data."""
+        return dataclasses.replace(
+            self,
+            peak_bytes=self.peak_bytes + data_bytes,
+            least_peak_bytes=self.least_peak_bytes + data_bytes,
+            live_bytes=self.live_bytes + data_bytes,
+            data_bytes=data_bytes,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields, ``activation_bytes`` and ``slowdown`` as plain JSON data."""
@@ -77,10 +90,11 @@ class Measurement(Summarized):
     def summary(self) -> tuple[str, Rows]:
         """Return what ``repr`` shows."""
         shortest, longest = self.step_seconds_range
+        data = f", of data in memory {format_bytes(self.data_bytes)}" if self.data_bytes else ""
         rows = [
             ("peak", f"{format_bytes(self.peak_bytes)} (smallest of the steps {format_bytes(self.least_peak_bytes)})"),
             ("activations", format_bytes(self.activation_bytes)),
-            ("before a step", f"{format_bytes(self.live_bytes)} of weights, slots and batch"),
+            ("before a step", f"{format_bytes(self.live_bytes)} of weights, slots and batch{data}"),
             ("gradients", f"{format_bytes(self.gradient_bytes)} of the weights"),
             ("step", f"{self.step_seconds:.3f} s (middle half {shortest:.3f} to {longest:.3f} s)"),
             ("tracing", f"{self.trace_seconds:.1f} s"),

@@ -1,16 +1,19 @@
-"""What batches of a ``tf.data.Dataset`` look like, beyond what its ``element_spec`` says, without reading one.
+"""What batches of a ``tf.data.Dataset`` look like, beyond what its ``element_spec`` says, and what it keeps in memory.
 
-Reading one would change what training sees: each iterator over a shuffled dataset moves on the order of the next. Where
-one must be read, it is read from a copy that does not shuffle.
+No element is read. Reading one would change what training sees: each iterator over a shuffled dataset moves on the
+order of the next. Where one must be read, it is read from a copy that does not shuffle.
 
 Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorflow/python/data/ops/`` (``dataset_ops``,
-``batch_op``, ``padded_batch_op``, ``map_op``, ``zip_op``, ``structured_function``); of a shuffled dataset's graph, from
-``tensorflow/core/kernels/data/shuffle_dataset_op.cc``, by which it holds a handle to the state of its order.
+``batch_op``, ``padded_batch_op``, ``map_op``, ``zip_op``, ``structured_function``; ``cache_op``, ``shuffle_op``,
+``prefetch_op``, ``from_tensors_op`` and ``from_tensor_slices_op``); of a shuffled dataset's graph, from
+``tensorflow/core/kernels/data/shuffle_dataset_op.cc``, by which it holds a handle to the state of its order; that a
+dataset gets a prefetch at its end, from ``tensorflow/core/grappler/optimizers/data/inject_prefetch.cc``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -97,3 +100,82 @@ def unshuffled(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
     except (tf.errors.OpError, ValueError, RecursionError) as error:
         logging.debug("a shuffled dataset cannot be copied: %s", error)
         return None
+
+
+class Held(NamedTuple):
+    """What data holds in memory beside the batch in use, while a model is trained on it.
+
+    ``buffers`` are pairs: the bytes of a buffer, and how many there are of it. ``batches`` are ready and wait their
+    turn.
+    """
+
+    buffers: tuple[tuple[int, int], ...] = ()
+    batches: int = 0
+
+
+NOTHING_HELD = Held()
+
+
+def held_by(dataset: tf.data.Dataset) -> Held:
+    """Return what a dataset holds, so far as its steps tell it: its tensors, the elements that it keeps, and batches.
+
+    Of a dataset of unknown length, nobody knows how many elements it caches or shuffles: these are left out.
+    """
+    return Held(tuple(_buffers(dataset)), _ready_batches(dataset))
+
+
+def tensors_in(dataset: tf.data.Dataset) -> Iterator[int]:
+    """Yield the bytes of each tensor that a dataset was made of: they are in memory from the start."""
+    for tensor in getattr(dataset, "_tensors", ()):
+        yield from _bytes_of(tensor.shape, tensor.dtype)
+    for each in dataset._inputs():
+        yield from tensors_in(each)
+
+
+def _bytes_of(shape: tf.TensorShape, dtype: tf.DType) -> Iterator[int]:
+    """Yield the bytes of a tensor, if its shape tells them; those of strings are not known, and count for none."""
+    if shape.is_fully_defined():
+        yield shape.num_elements() * dtype.size
+
+
+def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
+    yield from ((nbytes, 1) for nbytes in tensors_in(dataset))
+    steps = [dataset]
+    while steps:
+        step = steps.pop()
+        steps += step._inputs()
+        count = _elements_kept(step)
+        if count:
+            for spec, shape in zip(tf.nest.flatten(step.element_spec), flat_shapes(step), strict=True):
+                if isinstance(spec, tf.TensorSpec):
+                    yield from ((nbytes, count) for nbytes in _bytes_of(shape, spec.dtype))
+
+
+def _elements_kept(step: Any) -> int:
+    """Return how many elements a step of a dataset keeps in memory, 0 where that is not known."""
+    kind = type(step).__name__
+    length = int(step.cardinality()) if kind in ("CacheDataset", "_ShuffleDataset") else 0
+    if kind == "CacheDataset":
+        return max(0, length) if tf.get_static_value(step._filename) == b"" else 0
+    if kind != "_ShuffleDataset" or length == tf.data.UNKNOWN_CARDINALITY:
+        return 0
+    size = _constant(step._buffer_size) or 0
+    return size if length == tf.data.INFINITE_CARDINALITY else min(size, length)
+
+
+def _ready_batches(dataset: Any) -> int:
+    """Return how many batches are ready at a time: those of prefetches and parallel steps after the one that batches.
+
+    A prefetch that TensorFlow tunes begins with one, and so does the one that it adds where a dataset ends without.
+    """
+    count, step = 0 if "Prefetch" in type(dataset).__name__ else 1, dataset
+    while _constant(getattr(step, "_batch_size", None)) is None:
+        kind = type(step).__name__
+        if "Prefetch" in kind:
+            count += max(1, _constant(step._buffer_size) or 1)
+        count += kind == "_ParallelMapDataset"
+        inputs = step._inputs()
+        if len(inputs) != 1:
+            break
+        step = inputs[0]
+    return count

@@ -44,6 +44,9 @@ MOST_HOLES = Holes(spread=2.1, scratch=1.0)
 
 NO_HOLES = Holes(spread=0.0, scratch=0.0)
 
+LARGEST_REMAINDER = 128 << 20
+"""The allocator splits a chunk when more than this would be wasted (``kMaxInternalFragmentation``)."""
+
 LEAST_COUNTED_STEP = 16 << 20
 """Below this, what a CPU's allocator says of a step means nothing, since it does not count buffers below 256 KiB.
 
@@ -67,8 +70,9 @@ class Device:
     ``threads`` run ops at once (0: in the order of the schedule, on an allocator without holes); ops of up to
     ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``judge.executor``). ``granularity``
     is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see
-    ``judge.allocator``), which grows by regions if ``pool_grows``, and ``get_memory_info`` counts no others. The pool
-    adds ``pool_share`` of their bytes to a step's buffers, and by chance ``holes`` as a rule, ``most_holes`` at most.
+    ``judge.allocator``), and ``get_memory_info`` counts no others. A CPU's pool grows by regions (``pool_grows``), and
+    training data comes from it, too. The pool adds ``pool_share`` of their bytes to a step's buffers, and by chance
+    ``holes`` as a rule, ``most_holes`` at most.
     """
 
     kind: str
@@ -92,6 +96,15 @@ class Device:
     def pooled(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return buffers' bytes, and 0 for those that do not come from the pool."""
         return np.where(nbytes >= self.pooled_from, nbytes, 0)
+
+    def rounded_alone(self, nbytes: int) -> int:
+        """Return what counts for a buffer that is larger than all before it.
+
+        Where the pool grows, that is a region of its own, whose size is a power of two. It is handed out whole unless
+        ``LARGEST_REMAINDER`` would be wasted.
+        """
+        region = 1 << max(0, nbytes - 1).bit_length()
+        return region if self.pool_grows and region - nbytes < LARGEST_REMAINDER else self.rounded(nbytes)
 
     def seconds(self, matrix_flops: int, bytes_moved: int, *, reduces: bool = False) -> float:
         """Return the predicted seconds of one run of an op: what is slower of arithmetic and memory, and the launch.

@@ -10,7 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from tf_memsaver.display.folding import folded
-from tf_memsaver.display.parts import COST, MINOR, NOW, PLANNED, Name, Rows, bar, bar_of_two, share_of, verbatim
+from tf_memsaver.display.parts import (
+    COST,
+    DATA_IN_MEMORY,
+    MINOR,
+    NOW,
+    PLANNED,
+    Name,
+    Rows,
+    bar,
+    bar_of_two,
+    share_of,
+    verbatim,
+)
 from tf_memsaver.display.tables import planned_in
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.plan.advice import WORTH_WHILE
@@ -124,6 +136,9 @@ def _kinds(estimate: Estimate) -> Table:
         ("input batch and targets", estimate.input_bytes),
     ):
         table.add_row(what, format_bytes(count), bar(count, peak, NOW), share_of(count, peak))
+    if estimate.data_bytes:
+        share = share_of(estimate.data_bytes, peak)
+        table.add_row(DATA_IN_MEMORY, format_bytes(estimate.data_bytes), bar(estimate.data_bytes, peak, NOW), share)
     if estimate.uncounted_bytes:
         table.add_row(_NOT_COUNTED, format_bytes(estimate.uncounted_bytes))
     return table

@@ -23,7 +23,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 _KIND_COLOURS = dict(
     zip(
         (*KINDS.values(), RECOMPUTED, SCRATCH),
-        ("#8a94a6", "#b3bac7", "#6b7280", "#d9694f", "#e0a92e", "#c5852f", "#3b8fc4", "#9b6bc3"),
+        ("#8a94a6", "#b3bac7", "#6b7280", "#4b5563", "#d9694f", "#e0a92e", "#c5852f", "#3b8fc4", "#9b6bc3"),
         strict=True,
     )
 )

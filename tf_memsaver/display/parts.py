@@ -12,6 +12,8 @@ from rich.text import Text
 
 from tf_memsaver.summary import shortened
 
+DATA_IN_MEMORY = "data in memory"
+
 NOW, PLANNED, COST, MINOR = "red", "green", "yellow", "dim"
 """What colours mean: memory of the plain step, what a plan makes of it, what it costs, and what matters less."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tf_memsaver.display.parts import DATA_IN_MEMORY
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.ir.segments import Segment
 from tf_memsaver.judge.contents import Contents, Tensor, contents
@@ -21,6 +22,7 @@ KINDS = {
     MemoryKind.PARAMETER: "weights and other state",
     MemoryKind.OPTIMIZER: "optimizer slots",
     MemoryKind.INPUT: "input batch and targets",
+    MemoryKind.DATA: DATA_IN_MEMORY,
     MemoryKind.ACTIVATION: "activations",
     MemoryKind.GRADIENT: "gradients of activations",
     MemoryKind.WEIGHT_GRADIENT: "gradients of weights",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from tf_memsaver.display.parts import BAD, MINOR, NOW, PLANNED, Name, Rows, bar, share_of, verbatim
+from tf_memsaver.display.parts import BAD, DATA_IN_MEMORY, MINOR, NOW, PLANNED, Name, Rows, bar, share_of, verbatim
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.estimate import Estimate
 from tf_memsaver.plan.plan import Plan
@@ -55,6 +55,8 @@ def totals_table(estimate: Estimate) -> Table:
         ("activations (rule: all outputs, twice)", 2 * estimate.output_bytes, estimate.activation_bytes),
     ):
         table.add_row(what, format_bytes(rule), format_bytes(simulated))
+    if estimate.data_bytes:
+        table.add_row(DATA_IN_MEMORY, "", format_bytes(estimate.data_bytes))
     by_rule, peak = format_bytes(estimate.rule_of_thumb_bytes), format_bytes(estimate.peak_bytes)
     table.add_row("sum, and simulated peak", by_rule, peak, style="bold")
     return table

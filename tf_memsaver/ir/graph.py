@@ -32,6 +32,7 @@ class MemoryKind(enum.Enum):
     PARAMETER = "parameter"
     OPTIMIZER = "optimizer"
     INPUT = "input"
+    DATA = "data"
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     WEIGHT_GRADIENT = "weight_gradient"
@@ -39,7 +40,7 @@ class MemoryKind(enum.Enum):
     @property
     def resident(self) -> bool:
         """Whether the bytes are live before and after the step (so never allocated or freed by it)."""
-        return self in (MemoryKind.PARAMETER, MemoryKind.OPTIMIZER, MemoryKind.INPUT)
+        return self in (MemoryKind.PARAMETER, MemoryKind.OPTIMIZER, MemoryKind.INPUT, MemoryKind.DATA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +134,10 @@ class Graph(Summarized):
     end, since a cut there would change the order of a floating-point sum.
 
     ``outputs`` are the values that are live after the step (the loss; without an optimizer, also the weight gradients).
-    ``resident_bytes`` are live before, during and after the step: weights, optimizer slots, other state and the input
-    batch. ``device`` is the kind of device that sizes and times are for. ``opened`` are the layers whose operations are
-    units, and ``note`` says why there could be none. ``data_shapes`` are shapes that are known from a batch of the data
-    only.
+    ``resident_bytes`` are live before, during and after the step: weights, optimizer slots, other state, the input
+    batch, and on a CPU what else the training data holds. ``device`` is the kind of device that sizes and times are
+    for. ``opened`` are the layers whose operations are units, and ``note`` says why there could be none.
+    ``data_shapes`` are shapes that are known from a batch of the data only.
     """
 
     name: str

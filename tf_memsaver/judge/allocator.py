@@ -14,10 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from tf_memsaver.cost.device import Device
-
-LARGEST_REMAINDER = 128 << 20
-"""A chunk is split when more than this would be wasted (``kMaxInternalFragmentation``)."""
+from tf_memsaver.cost.device import LARGEST_REMAINDER, Device
 
 FIRST_REGION = 2 << 20
 """Size of the first region where memory grows (``kInitialRegionSize``)."""

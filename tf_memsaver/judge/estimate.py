@@ -50,7 +50,8 @@ class Estimate(Summarized):
     ``activation_bytes`` are all values that the forward pass leaves for the backward pass, including those outside
     layers (the loss). ``parameter_bytes`` are the weights and other state, ``trained_bytes`` those weights that the
     optimizer updates, ``gradient_bytes`` their gradients, which are smaller for an embedding, ``optimizer_bytes`` the
-    optimizer's slots, and ``input_bytes`` the batch. ``optimizer_slots`` is the optimizer's memory as a multiple of the
+    optimizer's slots, and ``input_bytes`` the batch. ``data_bytes`` is what else the training data holds, on a CPU
+    only: there it is in the same memory. ``optimizer_slots`` is the optimizer's memory as a multiple of the
     trained weights' (2.0 for Adam). Up to ``uncounted_bytes`` of all these are not in the peak: a CPU's allocator does
     not count tensors below 256 KiB. ``step_seconds`` is the predicted time.
 
@@ -72,6 +73,7 @@ class Estimate(Summarized):
     compiled_peak_bytes: int | None = None
     uncounted_bytes: int = 0
     trained_bytes: int = 0
+    data_bytes: int = 0
 
     @classmethod
     def from_graph(cls, graph: Graph) -> Estimate:
@@ -96,6 +98,7 @@ class Estimate(Summarized):
             step_seconds=graph.step_seconds,
             uncounted_bytes=simulator.uncounted_bytes,
             trained_bytes=_trained_bytes(graph),
+            data_bytes=graph.bytes_of(MemoryKind.DATA),
         )
 
     @property
@@ -133,6 +136,7 @@ class Estimate(Summarized):
             ("gradients", f"{format_bytes(self.gradient_bytes)} of the weights"),
             ("optimizer", f"{format_bytes(self.optimizer_bytes)} ({self.optimizer_slots:.1f} × trained weights)"),
             ("batch", format_bytes(self.input_bytes)),
+            *_data_rows(self.data_bytes),
             *_uncounted_rows(self.uncounted_bytes),
             ("rule of thumb", format_bytes(self.rule_of_thumb_bytes)),
             ("layers", f"{len(self.units)}; pandas.DataFrame(estimate.units) lists them"),
@@ -156,6 +160,10 @@ def _compiled_rows(compiled_peak_bytes: int | None) -> Rows:
     if compiled_peak_bytes is None:
         return ()
     return (("peak by XLA", f"{format_bytes(compiled_peak_bytes)}, {_AS_COMPILED}; the rest is without XLA"),)
+
+
+def _data_rows(data_bytes: int) -> Rows:
+    return (("data", f"{format_bytes(data_bytes)} in memory beside the batch, on a CPU"),) if data_bytes else ()
 
 
 def _uncounted_rows(uncounted_bytes: int) -> Rows:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tf_memsaver.ir.graph import Graph, Op, Phase
+from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase
 from tf_memsaver.judge.rows import Ints, ScheduledOp, StepArrays
 
 
@@ -21,8 +21,12 @@ class Prepared:
         self.aliases = [value.alias_of for value in graph.values]
         self.nbytes = [0 if value.alias_of is not None else value.nbytes for value in graph.values]
         self.resident = [graph.values[root].kind.resident for root in self.roots]
-        self.resident_sizes = [v.nbytes for v in graph.values if v.kind.resident and v.alias_of is None]
-        """The sizes of the buffers that live during the whole step."""
+        self.data_bytes = graph.bytes_of(MemoryKind.DATA)
+        """Bytes of the data, which lie beside the step: nothing of it is made or freed there."""
+        self.resident_sizes = [
+            v.nbytes for v in graph.values if v.kind.resident and v.kind is not MemoryKind.DATA and v.alias_of is None
+        ]
+        """The sizes of the step's buffers that live all the time."""
         self.forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
         self.backward = [op for op in graph.ops if op.phase is not Phase.FORWARD]
         self.passes = list(_passes(graph.ops))

@@ -108,7 +108,7 @@ class Simulator:
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
         schedule = self._scheduler.schedule(segments)
-        live = self._sums(schedule)(_bytes).tolist()
+        live = (self._sums(schedule)(_bytes) + self.prepared.data_bytes).tolist()
         ops = self.graph.ops
         places = [place for place, step in enumerate(schedule.steps) if step.op >= 0]
         resident = self.graph.resident_bytes
@@ -129,7 +129,8 @@ class Simulator:
     def measure(self, segments: Sequence[Segment]) -> Measured:
         """Return the peaks and the replay time of the step under ``segments``, without a timeline."""
         schedule = self._scheduler.schedule(segments)
-        resident, live = self.graph.resident_bytes, self._sums(schedule)(_bytes)
+        resident = self.graph.resident_bytes
+        live = self._sums(schedule)(_bytes) + self.prepared.data_bytes
         forward, backward, other = [resident] * len(segments), [resident] * len(segments), resident
         for owner, start, stop, is_forward in schedule.runs:
             highest = int(live[start:stop].max())
@@ -163,19 +164,19 @@ class Simulator:
 
         def most(holes: Holes) -> int:
             taken = np.rint(live + holes.bytes(squares, scratch))
-            return int(taken.max(initial=self._counted(self._resident_sizes, device).sum()))
+            return int(taken.max(initial=self._counted(self._resident_sizes, device).sum())) + self.prepared.data_bytes
 
         return most(device.holes), most(device.most_holes)
 
     @cached_property
     def counts_small(self) -> bool:
         """Whether buffers that do not come from the allocator's pool count: where the step has little else."""
-        return self.measure(stored(len(self.graph.units))).peak_bytes < LEAST_COUNTED_STEP
+        return self.measure(stored(len(self.graph.units))).peak_bytes - self.prepared.data_bytes < LEAST_COUNTED_STEP
 
     @cached_property
     def counted_resident_bytes(self) -> int:
         """The resident bytes that count."""
-        return int(self._counted(self._resident_sizes, self._device).sum())
+        return int(self._counted(self._resident_sizes, self._device).sum()) + self.prepared.data_bytes
 
     @cached_property
     def uncounted_bytes(self) -> int:
@@ -226,12 +227,12 @@ class Simulator:
             elif any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
                 self._peaks[segments] = self._ordered_peaks(segments, self._device)
             else:
-                played = self.played_peak(segments)
-                self._peaks[segments] = played, round(played * MOST_OF_RACING)
+                played, data = self.played_peak(segments), self.prepared.data_bytes
+                self._peaks[segments] = played + data, round(played * MOST_OF_RACING) + data
         return self._peaks[segments]
 
     def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS) -> int:
-        """Return the mean peak of steps in which ops run when TensorFlow's executor would start them.
+        """Return the mean peak of steps, without data beside, in which ops run when TensorFlow's executor starts them.
 
         Buffers count as the device's allocator hands them out. How long each op takes is known roughly only: the first
         of ``plays`` takes the times as they are, the others vary them, always in the same way. ``segments`` replay

@@ -21,6 +21,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import datasets
+from tf_memsaver.compat.datasets import NOTHING_HELD, Held
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.units import shown
 
@@ -67,12 +68,14 @@ class Data:
     given.
     ``batches`` makes an iterator over real batches from the start; there are none where only specs were given.
     ``fixed_batch`` says that all batches are known to be of one size, so that ``fit`` traces its step for that.
+    ``held`` is what the data holds in memory beside a batch, so far as that is known.
     """
 
     specs: Batch
     batch_size: int | None
     batches: Callable[[], Iterator[Batch]] | None
     fixed_batch: bool = False
+    held: Held = NOTHING_HELD
 
     def first(self, count: int) -> list[Batch]:
         """Return the first batches as tensors; where there are fewer, they come again."""
@@ -114,7 +117,12 @@ def data_of(
         known = said.filled(map(tf.TensorSpec, datasets.flat_shapes(given), (leaf.dtype for leaf in said.leaves)))
         if all(leaf.shape.is_fully_defined() for leaf in known.leaves):
             fixed = all(leaf.shape.is_fully_defined() for leaf in said.leaves)
-            return replace(_of_batch(known), batches=lambda: map(unpack, iter(_to_look_at(given))), fixed_batch=fixed)
+            return replace(
+                _of_batch(known),
+                batches=lambda: map(unpack, iter(_to_look_at(given))),
+                fixed_batch=fixed,
+                held=datasets.held_by(given),
+            )
     elif _is_batch(given):
         batch = unpack(given)
         count = _of_batch(batch).batch_size or 0
@@ -134,7 +142,7 @@ def data_of(
         first = next(read(), None)
     if first is None:
         raise InvalidRequestError("data is empty. Give data with at least one batch.")
-    return replace(_of_batch(first), batches=read, fixed_batch=fixed)
+    return replace(_of_batch(first), batches=read, fixed_batch=fixed, held=_held_by(given))
 
 
 _MANY = 1024
@@ -161,9 +169,27 @@ class _Slices:
         for start in range(0, self._count - self._size + 1, self._size):
             yield keras.tree.map_structure(functools.partial(self._cut, start), self._given)
 
+    def sizes(self) -> Iterator[int]:
+        """Yield the bytes of each array, as the tensor that Keras makes of it."""
+        for spec in map(_spec, _leaves(self._given)):
+            yield spec.shape.num_elements() * spec.dtype.size
+
     def _cut(self, start: int, leaf: Any) -> Any:
         has_batch = leaf is not None and len(leaf.shape) > 0 and leaf.shape[0] == self._count
         return leaf[start : start + self._size] if has_batch else leaf
+
+
+_READY_OF_ARRAYS = 3
+"""Batches of arrays that Keras has ready (``array_data_adapter``: a parallel map and a prefetch, both tuned)."""
+
+
+def _held_by(given: Any) -> Held:
+    """Return what data holds in memory: arrays are copied as a whole, and all but loops of one's own look ahead."""
+    if isinstance(given, tf.data.Dataset):
+        return datasets.held_by(given)
+    if isinstance(given, _Slices):
+        return Held(tuple((nbytes, 1) for nbytes in given.sizes()), _READY_OF_ARRAYS)
+    return Held(batches=1)
 
 
 def _to_look_at(given: Any) -> Any:

@@ -10,9 +10,10 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import keras_training
+from tf_memsaver.cost.device import Device
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.batch import synthetic_batch
-from tf_memsaver.program.data import Batch, Data, data_of
+from tf_memsaver.program.data import Batch, Data, data_of, of_size
 from tf_memsaver.program.loop import Loop, loop_of
 from tf_memsaver.program.model_check import check_model
 from tf_memsaver.program.signature import has_one_batch_size, is_planned_as_a_step, note_batch, note_inputs
@@ -43,6 +44,20 @@ class Told(NamedTuple):
         if self.data is not None and self.data.fixed_batch:
             return True
         return not is_planned_as_a_step(self.model) and has_one_batch_size(self.model)
+
+    def data_bytes(self, device: Device) -> int:
+        """Return the bytes on a device that the data holds beside the batch in use, as far as that is known.
+
+        On a CPU, data comes from the same allocator as a step's tensors. It stays on the CPU where there is a GPU.
+        """
+        if self.data is None or not device.pool_grows:
+            return 0
+        batch = (of_size(self.batch_size, spec) for spec in self.data.specs.leaves)
+        waiting = [(spec.shape.num_elements() * spec.dtype.size, self.data.held.batches) for spec in batch]
+        found = [each for each in (*self.data.held.buffers, *waiting) if each[0] >= device.pooled_from and each[1]]
+        largest, count = max(found, default=(0, 0))
+        alone = device.rounded_alone(largest) - device.rounded(largest) if count == 1 else 0
+        return alone + sum(count * device.rounded(nbytes) for nbytes, count in found)
 
     def batches(self, model: Any, count: int) -> list[Batch]:
         """Return batches of this size for a model: real ones where there are any, or else made-up ones.

@@ -2,7 +2,7 @@
 
 Each cell is a model with an optimizer and a batch size. It is trained by Keras's own ``fit``, twenty steps in a fresh
 process each: plain, with ``auto``, with ``min_peak`` and for two budgets, 70% and 50% of the plain peak. What was
-predicted is compared with the largest of the steps, without the dataset, which on a CPU lies in the same allocator.
+predicted is compared with the largest of the steps, with the dataset, which on a CPU lies in the same allocator.
 ``--loaded`` keeps as many processes busy beside it as the machine has cores. Rows go to
 ``tools/results/bench_accuracy.json``, in which those of other cells are kept, and as a table to the ``.md`` beside it.
 ``--quick`` takes a few cells of all kinds.

@@ -2,8 +2,8 @@
 
 Each of sixteen models is trained by Keras's own ``fit``, twenty steps in a fresh process each: plain, and for budgets
 of 90, 70, 50 and 35% of what that took. Where no plan is within a budget, that is a row, too. Last comes the least
-budget, as an error names it. Compared is the largest of the steps, without the dataset, which on a CPU
-lies in the same allocator. ``--loaded`` keeps as many processes busy beside it as the machine has cores.
+budget, as an error names it. Compared is the largest of the steps, with the dataset, which on a CPU lies in the same
+allocator. ``--loaded`` keeps as many processes busy beside it as the machine has cores.
 ``--calibrate`` plans by what real steps take, which is another set of rows, without the least budget. Rows go to
 ``tools/results/bench_budgets.json``, in which those of other models are kept, and as a table to the ``.md`` beside it.
 """

@@ -75,8 +75,7 @@ def made(cell: Cell, *, jit_compile: bool = False) -> Any:
     import keras
 
     if not cell.optimizer:
-        model, data = importlib.import_module(f"tools.examples.{cell.model}").make()
-        return model, _premade(data)
+        return importlib.import_module(f"tools.examples.{cell.model}").make()
     if cell.optimizer == "mixed":
         keras.mixed_precision.set_global_policy("mixed_float16")
     model = MODELS[cell.model][0]()
@@ -96,20 +95,7 @@ def made_of(model: Any, optimizer: str, batch_size: int, *, jit_compile: bool) -
     x = batch_for(model, 4 * batch_size, vocabulary=50)
     shape = (4 * batch_size, *model.outputs[0].shape[1:])
     y = np.random.default_rng(0).random(shape, np.float32)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size, drop_remainder=True)
-    return model, _premade(data)
-
-
-def _premade(data: Any) -> Any:
-    """Return a dataset whose batches are there from the start.
-
-    On a CPU they come from the same allocator as the step's tensors: one that is made meanwhile would count as the
-    step's.
-    """
-    data = data.cache()
-    for _ in data:
-        pass
-    return data
+    return model, tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size, drop_remainder=True)
 
 
 def train_cell(cell: Cell, memsaver: bool, options: dict[str, Any]) -> Any:
@@ -130,7 +116,7 @@ def outcome_of(cell: Cell, memsaver: bool, options: dict[str, Any]) -> dict[str,
         return {"error": f"InfeasibleBudgetError: {error}", "least_bytes": error.least_bytes}
     except Exception as error:
         return {"error": error_text(error)}
-    row = {"measured_bytes": outcome.step_bytes, "peak_bytes": outcome.peak_bytes}
+    row = {"measured_bytes": outcome.peak_bytes}
     if memsaver:
         row |= {"predicted_bytes": outcome.predicted_bytes, "plain_predicted_bytes": outcome.plain_predicted_bytes}
         row["warns"] = outcome.warns

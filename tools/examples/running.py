@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import time
@@ -12,12 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import keras
 import numpy as np
-import tensorflow as tf
 from absl import app, flags
 
 from tf_memsaver.check.watch import StepWatch
 from tf_memsaver.compat.counting import count_memory
-from tf_memsaver.compat.devices import has_gpu
 
 Made = tuple[Any, Any]
 """A compiled model, and the data to fit it on; or a ``Loop`` and its data."""
@@ -46,15 +43,13 @@ class Loop(Protocol):
 class Outcome:
     """What twenty steps of ``fit`` or a loop came to; bytes are the device allocator's, the largest of all steps.
 
-    ``step_bytes`` are what a plan speaks of: what training keeps, a batch, and what a step takes on top of what was
-    there when it began; ``later_bytes`` leave out the first step. A CPU's peak has the dataset and its prefetched
-    batches, too, which on a GPU are elsewhere.
+    ``later_bytes`` leave out the first step, and ``live_bytes`` are those before a step. On a CPU they have the dataset
+    and the batches that are ready, too, which on a GPU are elsewhere.
     """
 
     losses: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: int = 0
     live_bytes: int = 0
-    step_bytes: int = 0
     later_bytes: int = 0
     step_seconds: float = 0.0
     optimize_seconds: float = 0.0
@@ -86,18 +81,10 @@ def train(make: Callable[[], Made], *, memsaver: bool, callbacks: Sequence[Any] 
         outcome.losses = _looped(model, data, watch)
     else:
         outcome.losses = _fitted(model, data, [*callbacks, watch])
-    outcome.peak_bytes, outcome.live_bytes = max(watch.steps.peaks), max(watch.steps.lives)
+    outcome.peak_bytes, outcome.later_bytes = max(watch.steps.peaks), max(watch.steps.peaks[1:])
+    outcome.live_bytes = max(watch.steps.lives)
     outcome.step_seconds = statistics.median(watch.steps.seconds[1:])
     outcome.variables = [np.asarray(variable) for variable in model.variables]
-    # On a GPU a batch comes during the step; on a CPU those that are there from the start were there before.
-    batch = 0 if has_gpu() else sum(np.asarray(leaf).nbytes for leaf in keras.tree.flatten(next(iter(data))))
-    del data
-    gc.collect()
-    kept = tf.config.experimental.get_memory_info(watch.device)["current"]
-    # The optimizer's slots may be made in the first step: there they are not what lay there before.
-    steps = zip(watch.steps.peaks, watch.steps.lives, strict=True)
-    beyond = [peak - max(live, kept) for peak, live in steps]
-    outcome.step_bytes, outcome.later_bytes = (max(some) + kept + batch for some in (beyond, beyond[1:]))
     return outcome
 
 

@@ -130,10 +130,9 @@ def jobs_on(there: Mapping[str, Any]) -> int:
 
 def _figures(outcome: Any) -> dict[str, Any]:
     return {
-        # What training keeps, a batch, and what a step takes; the first step is apart, since it tries algorithms out.
+        # The first step is apart, since it tries algorithms out.
         "measured_bytes": outcome.later_bytes,
-        "measured_with_first_step_bytes": outcome.step_bytes,
-        "allocator_peak_bytes": outcome.peak_bytes,
+        "measured_with_first_step_bytes": outcome.peak_bytes,
         "step_seconds": outcome.step_seconds,
         "losses": outcome.losses["loss"],
     }

@@ -1,0 +1,196 @@
+"""What training data holds in the CPU's memory, which is the same that a step takes its tensors from."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tf_memsaver
+from tf_memsaver.api.asked import bytes_of_others, request_of
+from tf_memsaver.check.watch import StepWatch
+from tf_memsaver.compat.datasets import Held, held_by
+from tf_memsaver.cost.device import CPU, CPU_BFC, GPU
+from tf_memsaver.ir.graph import MemoryKind
+from tf_memsaver.program.data import data_of
+from tf_memsaver.program.told import Told
+
+MIB = 1 << 20
+TUNED = tf.data.AUTOTUNE
+ROW, COUNT = 32, 10
+X, Y = np.zeros((COUNT, ROW // 4), np.float32), np.arange(COUNT)
+SLICED = ((COUNT * ROW, 1), (COUNT * 8, 1))
+
+
+class Loader:
+    """Batches of another library."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X, Y)])
+
+
+def sliced() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def generated(x: Any = X, y: Any = Y) -> tf.data.Dataset:
+    specs = tf.TensorSpec(x.shape[1:]), tf.TensorSpec((), tf.int64)
+    return tf.data.Dataset.from_generator(lambda: iter(zip(x, y, strict=True)), output_signature=specs)
+
+
+def of_known_length(rows: tf.data.Dataset) -> tf.data.Dataset:
+    return rows.apply(tf.data.experimental.assert_cardinality(128))
+
+
+def double(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return x * 2.0, y
+
+
+@pytest.mark.parametrize(
+    ("made", "buffers", "batches"),
+    [
+        (lambda: sliced().batch(4), SLICED, 1),
+        (lambda: sliced().batch(4).prefetch(3), SLICED, 3),
+        (lambda: sliced().batch(4).map(double, TUNED).prefetch(TUNED), SLICED, 2),
+        (lambda: sliced().prefetch(100).batch(4), SLICED, 1),
+        (lambda: sliced().cache().batch(4), (*SLICED, (ROW, COUNT), (8, COUNT)), 1),
+        (lambda: sliced().cache("file").batch(4), SLICED, 1),
+        (lambda: sliced().shuffle(6).batch(4), (*SLICED, (ROW, 6), (8, 6)), 1),
+        (lambda: sliced().shuffle(99).batch(4), (*SLICED, (ROW, COUNT), (8, COUNT)), 1),
+        (lambda: sliced().repeat().shuffle(99).batch(4), (*SLICED, (ROW, 99), (8, 99)), 1),
+        (lambda: sliced().batch(4).cache(), (*SLICED, (4 * ROW, 3), (4 * 8, 3)), 1),
+        (lambda: tf.data.Dataset.from_tensors((X, Y)).repeat(), SLICED, 1),
+        # Of what generates, nobody knows how many elements it has; it begins with the number of the generator.
+        (lambda: generated().shuffle(99).cache().batch(4).prefetch(2), ((4, 1),), 2),
+        (lambda: tf.data.Dataset.from_tensor_slices((["a"], [1])).batch(1), ((0, 1), (4, 1)), 1),
+    ],
+)
+def test_what_the_steps_of_a_dataset_hold(
+    made: Callable[[], tf.data.Dataset], buffers: tuple[tuple[int, int], ...], batches: int
+) -> None:
+    assert held_by(made()) == Held(buffers, batches)
+
+
+def test_keras_copies_arrays_as_a_whole_and_has_batches_ready() -> None:
+    assert data_of((X.astype(np.float64), Y), batch_size=4).held == Held(SLICED, 3)
+
+
+def test_a_batch_tells_of_nothing_else() -> None:
+    assert data_of((X, Y)).held == Held()
+
+
+def test_other_loaders_have_a_batch_ready() -> None:
+    assert data_of(Loader()).held == Held(batches=1)
+
+
+@pytest.mark.parametrize(
+    ("held", "on_cpu", "on_counting_cpu"),
+    [
+        # Two batches of 40 KiB, and labels.
+        (Held((), 2), 0, 2 * (40 * 1024 + 64)),
+        # What is largest has a region of its own, whose size is a power of two; small tensors are not counted.
+        (Held(((48 * MIB, 1), (100, 1))), 64 * MIB, 64 * MIB + 128),
+        (Held(((600 * MIB, 1),)), 600 * MIB, 600 * MIB),
+        # Elements that are kept are many.
+        (Held(((MIB, 3), (1024, 3))), 3 * MIB, 3 * MIB + 3 * 1024),
+    ],
+)
+def test_what_counts_on_a_device(held: Held, on_cpu: int, on_counting_cpu: int) -> None:
+    data = data_of((np.zeros((10, 1024), np.float32), np.zeros(10, np.int32)))
+    object.__setattr__(data, "held", held)
+    told = Told(None, 10, data)
+    assert [told.data_bytes(device) for device in (CPU, CPU_BFC, GPU)] == [on_cpu, on_counting_cpu, 0]
+
+
+def convolutional() -> keras.Model:
+    parts: list[Any] = [keras.Input((64, 64, 3))]
+    for _ in range(4):
+        parts += [layers.Conv2D(16, 3, padding="same"), layers.Activation("swish")]
+    model = keras.Sequential([*parts, layers.GlobalAveragePooling2D(), layers.Dense(5)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+IMAGES, LABELS = np.zeros((256, 64, 64, 3), np.float32), np.zeros(256, np.int64)
+
+
+def test_a_prediction_is_more_by_what_the_data_holds() -> None:
+    model = convolutional()
+    alone = tf_memsaver.trace(model, data=(IMAGES[:32], LABELS[:32]))
+    beside = tf_memsaver.trace(model, data=tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(32))
+    data = beside.graph.bytes_of(MemoryKind.DATA)
+    assert alone.graph.bytes_of(MemoryKind.DATA) == 0 and data >= IMAGES.nbytes + IMAGES[:32].nbytes
+    assert beside.estimate().data_bytes == data == beside.estimate().peak_bytes - alone.estimate().peak_bytes
+    for limits in ({}, {"strategy": "min_peak"}):
+        one, other = alone.plan(**limits), beside.plan(**limits)
+        assert one.segments == other.segments
+        assert other.peak_bytes - one.peak_bytes == other.highest_peak_bytes - one.highest_peak_bytes == data
+        assert other.plain_peak_bytes - one.plain_peak_bytes == data
+    # What a budget leaves for the step is what the data does not take.
+    budget = round(0.8 * alone.plan().plain_peak_bytes)
+    assert alone.plan(budget=budget).segments == beside.plan(budget=budget + data).segments
+    with pytest.raises(tf_memsaver.InfeasibleBudgetError) as least:
+        beside.plan(budget=data)
+    assert least.value.least_bytes > data
+
+
+def test_the_largest_batch_leaves_room_for_the_data() -> None:
+    model, data = convolutional(), tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(8)
+    found = tf_memsaver.max_batch_size(model, data=data, budget="80MiB", predict_only=True)
+    without = tf_memsaver.max_batch_size(model, batch_size=8, budget="80MiB", predict_only=True)
+    assert 0 < found.batch_size < without.batch_size
+
+
+@pytest.mark.parametrize("kind", ["sliced", "shuffled", "cached", "arrays", "generated"])
+def test_what_fit_finds_in_memory_before_a_step(kind: str) -> None:
+    model = convolutional()
+    x, y = IMAGES[:128] + 1, LABELS[:128]
+    gc.collect()
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    given: dict[str, Any] = {"batch_size": 16}
+    if kind == "arrays":
+        data: Any = (x, y)
+    else:
+        del given["batch_size"]
+        rows = of_known_length(generated(x, y)) if kind == "generated" else tf.data.Dataset.from_tensor_slices((x, y))
+        data = rows.batch(16)
+        data = data.shuffle(4) if kind == "shuffled" else data.cache().prefetch(2) if kind == "cached" else data
+    told = tf_memsaver.estimate(model, data=data, **given).data_bytes
+    watch = StepWatch()
+    at_once: Any = {"x": x, "y": y} if kind == "arrays" else {"x": data, "shuffle": False}
+    model.fit(**at_once, **given, epochs=2, verbose=0, callbacks=[watch])
+    found = max(watch.steps.lives) - before
+    least = 0 if kind == "generated" else x.nbytes
+    # Gradients of the step before may not be freed yet, and a batch more may be made meanwhile; regions are rounded.
+    assert least <= found
+    assert told >= least + x[:16].nbytes
+    assert 0.8 * told - 3 * x[:16].nbytes <= found <= told + 3 * x[:16].nbytes
+
+
+def test_a_measurement_in_a_process_of_its_own_counts_the_data() -> None:
+    model = convolutional()
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(16)
+    alone = tf_memsaver.measure(model, data=(IMAGES[:16], LABELS[:16]), steps=2)
+    beside = tf_memsaver.measure(model, data=data, steps=2)
+    assert beside.data_bytes == tf_memsaver.estimate(model, data=data).data_bytes > alone.data_bytes == 0
+    assert beside.peak_bytes - alone.peak_bytes == pytest.approx(beside.data_bytes, rel=0.1)
+    assert beside.activation_bytes == pytest.approx(alone.activation_bytes, rel=0.1)
+    assert "of data in memory" in repr(beside) and "data in memory" not in repr(alone)
+
+
+def test_what_is_left_for_a_step_has_room_for_data_that_is_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tf_memsaver.api.asked.bytes_left", lambda: 1000 * MIB)
+    model, data = convolutional(), tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(16)
+    given = [request_of({"budget": "auto"}, model, data=each).budget_bytes or 0 for each in (None, data)]
+    assert given[1] - given[0] == IMAGES.nbytes + LABELS.nbytes
+
+
+def test_others_in_a_process_are_less_by_the_data_that_counts_for_the_step() -> None:
+    model = convolutional()
+    assert bytes_of_others(model) - bytes_of_others(model, 5) == 5
