@@ -75,8 +75,8 @@ class MemoryMonitor(StepWatch):
 
     ``peak_bytes`` of an epoch is the largest peak of its training steps, without validation; ``current_bytes`` is
     what is allocated at the end of the epoch. Both are in bytes and for the whole device, so memory of other models and
-    of data counts, too; a plan has the data that it was made with (``data=``). They are in ``History`` and, if the monitor comes before the TensorBoard callback in the list,
-    in TensorBoard.
+    of data counts, too; a plan has the data that it was made with (``data=``). They are in ``History`` and, if the
+    monitor comes before the TensorBoard callback in the list, in TensorBoard.
 
     A warning is logged for the first step whose peak is above the plan's budget or, if it has none, above the most that
     its steps are predicted to take (``Plan.highest_peak_bytes``). On a GPU the first step of each ``fit`` is left out:
