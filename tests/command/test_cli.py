@@ -376,7 +376,7 @@ def test_optimize_holds_real_steps_to_the_budget(run: Any, monkeypatch: pytest.M
         return SimpleNamespace(peak_bytes=peaks[-1])
 
     monkeypatch.setattr("tf_memsaver.api.measure", measured)
-    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda _: 0)
+    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda *_: 0)
     code, _, _ = run("optimize", *SMALL, "--budget=90%", "--calibrate", "--output=out/", "--save_format=keras")
     assert code == 0 and len(peaks) == 2 and peaks[1] < peaks[0]
     assert Plan.load("out/plan.json").request.budget_bytes == peaks[1]

@@ -132,7 +132,7 @@ def test_calibrate_plans_for_less_until_real_steps_keep_the_budget(monkeypatch: 
         return replace(found, peak_bytes=peaks[-1])
 
     monkeypatch.setattr("tf_memsaver.api.measure", measured)
-    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda _: 0)
+    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda *_: 0)
     optimized = tf_memsaver.optimize(model, data=data(), budget="80%", calibrate=True)
     assert peaks[0] > budget >= peaks[-1]
     assert optimized.memsaver_plan.request.budget_bytes <= budget - (peaks[0] - budget)
@@ -150,7 +150,7 @@ def test_calibrate_takes_a_quicker_plan_where_real_steps_leave_room(monkeypatch:
         return replace(found, peak_bytes=int(0.7 * optimized.memsaver_plan.highest_peak_bytes))
 
     monkeypatch.setattr("tf_memsaver.api.measure", measured)
-    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda _: 0)
+    monkeypatch.setattr("tf_memsaver.api.bytes_of_others", lambda *_: 0)
     monkeypatch.setattr("tf_memsaver.planners.measured.LEAST_COUNTED_STEP", 0)
     plan = tf_memsaver.optimize(model, data=data(), budget="80%", calibrate=True).memsaver_plan
     assert plan.step_overhead < careful.step_overhead and plan.highest_peak_bytes > budget
