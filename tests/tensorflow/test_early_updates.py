@@ -16,7 +16,6 @@ import tf_memsaver
 from tests.tensorflow.plans import hand_plan, labels
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.check.watch import StepWatch
-from tf_memsaver.cost.device import device_named
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.rewrite.optimized_model import make_uncertified
@@ -70,7 +69,7 @@ def test_the_judge_counts_updates_as_they_come() -> None:
         Segment(start=0, stop=stop, mode=SegmentMode.RECOMPUTE),
         Segment(start=stop, stop=stop + 1, mode=SegmentMode.STORE),
     )
-    taken = Simulator(graph).ordered_peak(segments, device_named("IDEAL")) - graph.resident_bytes
+    taken = Simulator(graph).ordered_peak(segments) - graph.resident_bytes
     activations = DEPTH * 256 * UNITS * 4
     assert activations < taken < activations + 7 * WEIGHT
 

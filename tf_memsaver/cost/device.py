@@ -7,42 +7,15 @@ kind of device serve; they are constants, with where they come from.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-POOL_SHARE = 0.06
-"""What TensorFlow's allocator adds to a step's buffers, as a share of their bytes: holes that earlier steps left."""
+POOL_SHARE = 0.08
+"""What is in use beyond a step's chunks, as a share of them: other threads work ahead, and earlier steps left holes.
 
-
-class Holes(NamedTuple):
-    """What TensorFlow's allocator adds beyond that to the buffers of a step that runs in order.
-
-    ``BFCAllocator`` (tensorflow/core/common_runtime/bfc_allocator.cc, 2.21) hands out a free chunk whole unless the
-    rest is at least as large as the request, or 128 MiB: so a buffer takes up to twice its bytes, by chance. Chances of
-    many small buffers even out, those of a few large ones do not: what they add up to grows as the root of the sum of
-    the squares of the sizes, of which ``spread`` is a multiple. A kernel's scratch memory is one buffer, often larger
-    than all others: on its own it adds ``scratch``, a share of its bytes, where that comes to less. The figures are
-    from the largest of twenty steps of ``fit`` on a CPU (docs/figures.md). A GPU has the same allocator.
-    """
-
-    spread: float
-    scratch: float
-
-    def bytes(self, squares: npt.NDArray[np.float64], scratch: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return what is added in each step: ``squares`` are sums over its buffers, without those of the scratch."""
-        alone: npt.NDArray[np.float64] = self.spread * np.sqrt(squares) + self.scratch * scratch
-        return np.minimum(alone, self.spread * np.sqrt(squares + scratch**2))
-
-
-HOLES = Holes(spread=1.0, scratch=0.35)
-"""As a rule."""
-
-MOST_HOLES = Holes(spread=2.1, scratch=1.0)
-"""Where a budget is at stake: more than the largest of twenty steps needed in nearly all plans seen."""
-
-NO_HOLES = Holes(spread=0.0, scratch=0.0)
+From the largest of twenty steps of ``fit`` on a CPU (docs/figures.md). A GPU has the same allocator.
+"""
 
 LARGEST_REMAINDER = 128 << 20
 """The allocator splits a chunk when more than this would be wasted (``kMaxInternalFragmentation``)."""
@@ -71,8 +44,7 @@ class Device:
     ``cheap_seconds`` beyond the launch run on the thread that made them ready (see ``judge.executor``). ``granularity``
     is the allocator's rounding in bytes; buffers from ``pooled_from`` bytes on come from its pool (see
     ``judge.allocator``), and ``get_memory_info`` counts no others. A CPU's pool grows by regions (``pool_grows``), and
-    training data comes from it, too. The pool adds ``pool_share`` of their bytes to a step's buffers, and by chance
-    ``holes`` as a rule, ``most_holes`` at most.
+    training data comes from it, too. ``pool_share`` of the chunks of a step is in use beyond them.
     """
 
     kind: str
@@ -80,8 +52,6 @@ class Device:
     pooled_from: int
     pool_grows: bool
     pool_share: float
-    holes: Holes
-    most_holes: Holes
     threads: int
     cheap_seconds: float
     flops_per_second: float
@@ -123,8 +93,6 @@ CPU = Device(
     pooled_from=256 << 10,
     pool_grows=True,
     pool_share=POOL_SHARE,
-    holes=HOLES,
-    most_holes=MOST_HOLES,
     threads=2,
     cheap_seconds=3e-6,
     flops_per_second=1.2e11,
@@ -148,8 +116,6 @@ GPU = Device(
     pooled_from=1,
     pool_grows=False,
     pool_share=POOL_SHARE,
-    holes=HOLES,
-    most_holes=MOST_HOLES,
     threads=1,
     cheap_seconds=float("inf"),
     flops_per_second=1.5e13,
@@ -167,8 +133,6 @@ IDEAL = Device(
     pooled_from=1,
     pool_grows=False,
     pool_share=0.0,
-    holes=NO_HOLES,
-    most_holes=NO_HOLES,
     threads=0,
     cheap_seconds=0.0,
     flops_per_second=1.0,

@@ -14,7 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+import numpy as np
+
 from tf_memsaver.cost.device import LARGEST_REMAINDER, Device
+from tf_memsaver.judge.rows import Ints
 
 FIRST_REGION = 2 << 20
 """Size of the first region where memory grows (``kInitialRegionSize``)."""
@@ -88,6 +91,42 @@ class BestFitAllocator:
         del self._free[bisect_left(self._free, (size, address))]
         del self._free_at[address]
         del self._free_ending[address + size]
+
+
+def chunks_in_order(allocator: BestFitAllocator, sizes: Ints, first: Ints, last: Ints, scratch: Ints) -> Ints:
+    """Return the bytes of the chunks in use in each step, where the steps run one after the other.
+
+    Args:
+      allocator: one that has handed out what lives all the time.
+      sizes: the bytes of each buffer,
+      first: the step in which it is made,
+      last: and the last one that it is alive in.
+      scratch: the scratch memory of each step, 0 for none.
+    """
+    begins, ends = _by_step(first), _by_step(last)
+    used, address = np.empty(len(scratch), dtype=np.int64), dict[int, int]()
+    now, done = allocator.used_bytes, 0
+    for step in sorted({*begins, *ends, *np.flatnonzero(scratch).tolist()}):
+        used[done:step] = now
+        for buffer in begins.get(step, ()):
+            address[buffer] = allocator.allocate(int(sizes[buffer]))
+        used[step] = allocator.used_bytes
+        if scratch[step]:
+            taken = allocator.allocate(int(scratch[step]))
+            used[step] = allocator.used_bytes
+            allocator.free(taken)
+        for buffer in ends.get(step, ()):
+            allocator.free(address.pop(buffer))
+        now, done = allocator.used_bytes, step + 1
+    used[done:] = now
+    return used
+
+
+def _by_step(steps: Ints) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for number, step in enumerate(steps.tolist()):
+        found.setdefault(step, []).append(number)
+    return found
 
 
 class AllocatorLedger:

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, Holes, device_named
+from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge import executor
-from tf_memsaver.judge.allocator import AllocatorLedger
+from tf_memsaver.judge.allocator import AllocatorLedger, BestFitAllocator, chunks_in_order
 from tf_memsaver.judge.prepared import Prepared
 from tf_memsaver.judge.rows import Ints, ScheduledOp
 from tf_memsaver.judge.schedule import Schedule, Scheduler
@@ -147,26 +147,33 @@ class Simulator:
             replay_seconds=self._replay_seconds(schedule),
         )
 
-    def ordered_peak(self, segments: Sequence[Segment], device: Device) -> int:
-        """Return the most bytes of the step as it runs in order: those live, and what the allocator adds as a rule."""
-        return self._ordered_peaks(segments, device)[0]
-
-    def _ordered_peaks(self, segments: Sequence[Segment], device: Device) -> tuple[int, int]:
-        """Return that, and the same with what the allocator adds at most.
-
-        Resident buffers count for what it adds, too: an update gives a variable a new one.
-        """
+    def ordered_peak(self, segments: Sequence[Segment]) -> int:
+        """Return the most bytes that are live in the step as it runs in order, without what the allocator adds."""
         schedule = self._scheduler.schedule(segments, taped=True)
+        return int(self._sums(schedule)(_bytes).max(initial=self._resident_sizes.sum())) + self.prepared.data_bytes
+
+    def _ordered_peaks(self, segments: Sequence[Segment]) -> tuple[int, int]:
+        """Return the peaks of the step as it runs in order: what it usually takes, and the most that it may.
+
+        The allocator hands out a chunk for each buffer of its pool. How much more is in use is chance, which evens out
+        over many buffers: the most is more by the root of the sum of the squares of their sizes. Resident ones count,
+        too, since updates take buffers of their sizes, and nothing waits for them.
+        """
+        device, schedule = self._device, self._scheduler.schedule(segments, taped=True)
+        allocator = BestFitAllocator(growing=device.pool_grows)
+        for nbytes in self._resident_sizes[self._resident_sizes >= device.pooled_from].tolist():
+            allocator.allocate(nbytes)
+        buffers, first, last = Lives(schedule.rows, schedule.sizes, self.prepared.outlive).places()
+        pooled = schedule.sizes[buffers] >= device.pooled_from
+        sizes, scratch = schedule.sizes[buffers[pooled]], device.pooled(schedule.rows.workspace)
+        chunks = chunks_in_order(allocator, sizes, first[pooled], last[pooled], scratch)
         sums = self._sums(schedule)
-        scratch = device.pooled(schedule.rows.workspace).astype(np.float64)
-        squares = np.maximum(sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch**2, 0.0)
-        live = sums(lambda nbytes: self._counted(nbytes, device) + device.pool_share * device.pooled(nbytes))
-
-        def most(holes: Holes) -> int:
-            taken = np.rint(live + holes.bytes(squares, scratch))
-            return int(taken.max(initial=self._counted(self._resident_sizes, device).sum())) + self.prepared.data_bytes
-
-        return most(device.holes), most(device.most_holes)
+        small = sums(lambda nbytes: self._counted(nbytes, device) - device.pooled(nbytes))
+        squares = sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch.astype(np.float64) ** 2
+        usual = (1 + device.pool_share) * chunks + small
+        most = usual + np.sqrt(np.maximum(squares, 0.0))
+        data, least = self.prepared.data_bytes, self.counted_resident_bytes
+        return max(least, round(usual.max(initial=0.0)) + data), max(least, round(most.max(initial=0.0)) + data)
 
     @cached_property
     def counts_small(self) -> bool:
@@ -225,7 +232,7 @@ class Simulator:
                 peak = self.measure(segments).peak_bytes
                 self._peaks[segments] = peak, peak
             elif any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
-                self._peaks[segments] = self._ordered_peaks(segments, self._device)
+                self._peaks[segments] = self._ordered_peaks(segments)
             else:
                 played, data = self.played_peak(segments), self.prepared.data_bytes
                 self._peaks[segments] = played + data, round(played * MOST_OF_RACING) + data

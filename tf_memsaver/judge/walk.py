@@ -28,8 +28,8 @@ class Lives:
         self.last[list(outlive)] = self._steps
         self._made, self._made_at = rows.allocates.numbers, rows.allocates.places
         stops = self.last + 1
-        taken = _taken_over(rows, sizes, self.last)
-        stops[taken] -= 1
+        self._old, self._new = _taken_over(rows, sizes, self.last)
+        stops[self._old] -= 1
         self._stops = stops[self._made]
 
     def sums(self, amounts: npt.NDArray[Number]) -> npt.NDArray[Number]:
@@ -38,6 +38,20 @@ class Lives:
         np.add.at(change, self._made_at, amounts[self._made])
         np.subtract.at(change, self._stops, amounts[self._made])
         return np.cumsum(change)[: self._steps]
+
+    def places(self) -> tuple[Ints, Ints, Ints]:
+        """Return what takes a place in memory, by the buffer that is there first, and its first and last step.
+
+        A buffer that takes over another one stays in its place.
+        """
+        first_of = np.arange(len(self.last))
+        for old, new in zip(self._old.tolist(), self._new.tolist(), strict=True):
+            first_of[new] = first_of[old]
+        ends = np.zeros(len(self.last), dtype=np.int64)
+        np.maximum.at(ends, first_of[self._made], np.minimum(self._stops, self._steps) - 1)
+        are_first = first_of[self._made] == self._made
+        buffers = self._made[are_first]
+        return buffers, self._made_at[are_first], ends[buffers]
 
 
 def walk(
@@ -49,8 +63,8 @@ def walk(
     return (resident_bytes + lives.sums(sizes) + rows.workspace).tolist(), lives.last.tolist()
 
 
-def _taken_over(rows: StepArrays, sizes: Ints, last: Ints) -> Ints:
-    """Return the buffers that a new one of the same size takes over."""
+def _taken_over(rows: StepArrays, sizes: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Return the buffers that a new one of the same size takes over, and the new ones, in order of their steps."""
     made_at = np.full(len(sizes), len(rows.workspace))
     made_at[rows.allocates.numbers] = rows.allocates.places
     old, places = rows.overwrites.numbers, rows.overwrites.places
@@ -60,13 +74,15 @@ def _taken_over(rows: StepArrays, sizes: Ints, last: Ints) -> Ints:
     # Nearly all steps make one buffer: the first of the same size is what it takes over.
     single = counts[places] == 1
     of_single, at_single = old[single], places[single]
-    equal = sizes[of_single] == sizes[rows.allocates.numbers[starts[at_single]]]
+    new_single = rows.allocates.numbers[starts[at_single]]
+    equal = sizes[of_single] == sizes[new_single]
     _, first = np.unique(at_single[equal], return_index=True)
-    taken = of_single[equal][first].tolist()
+    pairs = list(zip(new_single[equal][first].tolist(), of_single[equal][first].tolist(), strict=True))
     for place in dict.fromkeys(places[counts[places] > 1].tolist()):
         made = rows.allocates.numbers[starts[place] : starts[place] + counts[place]].tolist()
-        taken += taken_over(made, old[places == place].tolist(), sizes).values()
-    return np.array(taken, dtype=np.int64)
+        pairs += taken_over(made, old[places == place].tolist(), sizes).items()
+    new, old = np.array(sorted(pairs, key=lambda pair: made_at[pair[0]]), dtype=np.int64).reshape(-1, 2).T
+    return old, new
 
 
 def lifetimes(
