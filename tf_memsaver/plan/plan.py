@@ -38,7 +38,7 @@ class Plan(Summarized):
     ``activation_bytes`` and ``reasons`` have one entry for each unit; the last two are empty in older plan files.
 
     Memory, in bytes: ``peak_bytes`` and ``plain_peak_bytes`` are the predicted peaks of a whole training step with and
-    without the plan. The first includes what the device's allocator usually wastes (``cost.device.HOLES``).
+    without the plan. The first includes what the device's allocator usually wastes.
     ``highest_peak_bytes`` is about the most that any step takes; a budget is compared with it (0 in older plan files).
     ``measured_peak_bytes`` is the most that real steps took, if ``calibrate`` ran some (else 0).
 
