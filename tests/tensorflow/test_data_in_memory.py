@@ -23,7 +23,7 @@ from tf_memsaver.program.told import Told
 
 MIB = 1 << 20
 TUNED = tf.data.AUTOTUNE
-ROW, COUNT = 32, 10
+ROW, COUNT = 64, 10
 X, Y = np.zeros((COUNT, ROW // 4), np.float32), np.arange(COUNT)
 SLICED = ((COUNT * ROW, 1), (COUNT * 8, 1))
 
@@ -59,11 +59,13 @@ def double(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         (lambda: sliced().batch(4).prefetch(3), SLICED, 3),
         (lambda: sliced().batch(4).map(double, TUNED).prefetch(TUNED), SLICED, 2),
         (lambda: sliced().prefetch(100).batch(4), SLICED, 1),
-        (lambda: sliced().cache().batch(4), (*SLICED, (ROW, COUNT), (8, COUNT)), 1),
-        (lambda: sliced().cache("file").batch(4), SLICED, 1),
-        (lambda: sliced().shuffle(6).batch(4), (*SLICED, (ROW, 6), (8, 6)), 1),
-        (lambda: sliced().shuffle(99).batch(4), (*SLICED, (ROW, COUNT), (8, COUNT)), 1),
-        (lambda: sliced().repeat().shuffle(99).batch(4), (*SLICED, (ROW, 99), (8, 99)), 1),
+        (lambda: sliced().map(double).cache().batch(4), (*SLICED, (ROW, COUNT), (8, COUNT)), 1),
+        (lambda: sliced().map(double).cache("file").batch(4), SLICED, 1),
+        (lambda: sliced().map(double).shuffle(6).batch(4), (*SLICED, (ROW, 6), (8, 6)), 1),
+        (lambda: sliced().map(double).shuffle(99).batch(4), (*SLICED, (ROW, COUNT), (8, COUNT)), 1),
+        (lambda: sliced().repeat().map(double).shuffle(99).batch(4), (*SLICED, (ROW, 99), (8, 99)), 1),
+        # Slices are views of what they are taken from, unless they begin between two multiples of 64 bytes.
+        (lambda: sliced().shuffle(6).repeat().prefetch(9).batch(4), (*SLICED, (8, 6)), 1),
         (lambda: sliced().batch(4).cache(), (*SLICED, (4 * ROW, 3), (4 * 8, 3)), 1),
         (lambda: tf.data.Dataset.from_tensors((X, Y)).repeat(), SLICED, 1),
         # Of what generates, nobody knows how many elements it has; it begins with the number of the generator.

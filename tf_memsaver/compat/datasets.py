@@ -146,9 +146,25 @@ def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
         steps += step._inputs()
         count = _elements_kept(step)
         if count:
+            are_views = _are_slices(step)
             for spec, shape in zip(tf.nest.flatten(step.element_spec), flat_shapes(step), strict=True):
-                if isinstance(spec, tf.TensorSpec):
-                    yield from ((nbytes, count) for nbytes in _bytes_of(shape, spec.dtype))
+                for nbytes in _bytes_of(shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else ():
+                    if not are_views or nbytes % _ALIGNMENT:
+                        yield nbytes, count
+
+
+_ALIGNMENT = 64
+"""Slices of a tensor that begin at a multiple of so many bytes are views of it, others are copied (``SubSlice``)."""
+
+_PASSES_ON = ("_ShuffleDataset", "CacheDataset", "_RepeatDataset", "_TakeDataset", "_SkipDataset", "_ZipDataset")
+
+
+def _are_slices(step: Any) -> bool:
+    """Whether the elements of a step are slices of tensors that the dataset was made of, and no new tensors."""
+    kind, inputs = type(step).__name__, step._inputs()
+    if kind in _PASSES_ON or "Prefetch" in kind:
+        return all(map(_are_slices, inputs))
+    return kind in ("_TensorSliceDataset", "_TensorDataset")
 
 
 def _elements_kept(step: Any) -> int:
