@@ -14,6 +14,8 @@ from keras import layers
 
 import tf_memsaver
 from tf_memsaver.check.watch import StepWatch
+from tf_memsaver.ir.graph import MemoryKind
+from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.parity.grappler import HELD_IN_ORDER
 from tf_memsaver.runtime import order, updates
 from tools.shared import memory as memory  # It has memory counted.
@@ -172,3 +174,14 @@ def moves_of_kernels(optimizer: Any) -> int:
 def addresses(variables: Any) -> list[int]:
     """Return where variables lie in memory: reading one on a CPU copies nothing."""
     return [each.value.read_value()._numpy_internal().__array_interface__["data"][0] for each in variables]
+
+
+@pytest.mark.parametrize(("name", "moves"), [("momentum", True), ("lion", True), ("adamw", False)])
+def test_what_is_assigned_takes_over_the_buffer_of_its_new_value(name: str, moves: bool) -> None:
+    graph = tf_memsaver.capture_graph(dense(OPTIMIZERS[name]()), batch_size=8)
+    replaced = Simulator(graph).replaced_variables
+    variables = [graph.values[variable] for variable, _ in replaced]
+    # The moments of the six large layers; others are added to in place.
+    assert [each.nbytes for each in variables] == [WEIGHT] * 6 * moves
+    assert all(each.kind is MemoryKind.OPTIMIZER for each in variables)
+    assert all(graph.values[new].nbytes == WEIGHT for _, new in replaced)

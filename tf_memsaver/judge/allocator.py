@@ -12,7 +12,7 @@ CPU grows by regions that double in size, from 2 MiB.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -93,33 +93,45 @@ class BestFitAllocator:
         del self._free_ending[address + size]
 
 
-def chunks_in_order(allocator: BestFitAllocator, sizes: Ints, first: Ints, last: Ints, scratch: Ints) -> Ints:
-    """Return the bytes of the chunks in use in each step, where the steps run one after the other.
+class ChunksInOrder:
+    """Chunks in use where the steps of a schedule run one after the other, again and again as in training."""
 
-    Args:
-      allocator: one that has handed out what lives all the time.
-      sizes: the bytes of each buffer,
-      first: the step in which it is made,
-      last: and the last one that it is alive in.
-      scratch: the scratch memory of each step, 0 for none.
-    """
-    begins, ends = _by_step(first), _by_step(last)
-    used, address = np.empty(len(scratch), dtype=np.int64), dict[int, int]()
-    now, done = allocator.used_bytes, 0
-    for step in sorted({*begins, *ends, *np.flatnonzero(scratch).tolist()}):
-        used[done:step] = now
-        for buffer in begins.get(step, ()):
-            address[buffer] = allocator.allocate(int(sizes[buffer]))
-        used[step] = allocator.used_bytes
-        if scratch[step]:
-            taken = allocator.allocate(int(scratch[step]))
+    def __init__(self, resident: Mapping[int, int], *, growing: bool) -> None:
+        """Start with the buffers that live all the time: their bytes by number; ``growing`` for a CPU."""
+        self._allocator = BestFitAllocator(growing=growing)
+        self._resident = {number: self._allocator.allocate(nbytes) for number, nbytes in resident.items()}
+
+    def run(self, sizes: Sequence[int], first: Ints, last: Ints, scratch: Ints, becomes: Mapping[int, int]) -> Ints:
+        """Return the bytes of the chunks in use in each step.
+
+        Args:
+          sizes: the bytes of each place in memory that the steps take,
+          first: the step that takes it,
+          last: and the last one in which it is taken.
+          scratch: the scratch memory of each step, 0 for none.
+          becomes: the resident buffer that a place becomes when it would be given back: the old one is, instead.
+        """
+        allocator, resident = self._allocator, self._resident
+        begins, ends = _by_step(first), _by_step(last)
+        used, address = np.empty(len(scratch), dtype=np.int64), dict[int, int]()
+        now, done = allocator.used_bytes, 0
+        for step in sorted({*begins, *ends, *np.flatnonzero(scratch).tolist()}):
+            used[done:step] = now
+            for place in begins.get(step, ()):
+                address[place] = allocator.allocate(sizes[place])
             used[step] = allocator.used_bytes
-            allocator.free(taken)
-        for buffer in ends.get(step, ()):
-            allocator.free(address.pop(buffer))
-        now, done = allocator.used_bytes, step + 1
-    used[done:] = now
-    return used
+            if scratch[step]:
+                taken = allocator.allocate(int(scratch[step]))
+                used[step] = allocator.used_bytes
+                allocator.free(taken)
+            for place in ends.get(step, ()):
+                given_back = address.pop(place)
+                if place in becomes:
+                    resident[becomes[place]], given_back = given_back, resident[becomes[place]]
+                allocator.free(given_back)
+            now, done = allocator.used_bytes, step + 1
+        used[done:] = now
+        return used
 
 
 def _by_step(steps: Ints) -> dict[int, list[int]]:

@@ -14,6 +14,7 @@ depend on the plan is prepared once.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge import executor
-from tf_memsaver.judge.allocator import AllocatorLedger, BestFitAllocator, chunks_in_order
+from tf_memsaver.judge.allocator import AllocatorLedger, ChunksInOrder
 from tf_memsaver.judge.prepared import Prepared
 from tf_memsaver.judge.rows import Ints, ScheduledOp
 from tf_memsaver.judge.schedule import Schedule, Scheduler
@@ -87,6 +88,9 @@ def _bytes(nbytes: Ints) -> Ints:
     """Return buffers' bytes as they are: what ``Amounts`` is where all of them count."""
     return nbytes
 
+
+_ROUNDS = 3
+"""Steps of a plan that are played where variables take over buffers: after these they have moved all they do."""
 
 PLAYS = 5
 """How often the plain step is played for its reported peak."""
@@ -160,13 +164,17 @@ class Simulator:
         too, since updates take buffers of their sizes, and nothing waits for them.
         """
         device, schedule = self._device, self._scheduler.schedule(segments, taped=True)
-        allocator = BestFitAllocator(growing=device.pool_grows)
-        for nbytes in self._resident_sizes[self._resident_sizes >= device.pooled_from].tolist():
-            allocator.allocate(nbytes)
-        buffers, first, last = Lives(schedule.rows, schedule.sizes, self.prepared.outlive).places()
-        pooled = schedule.sizes[buffers] >= device.pooled_from
-        sizes, scratch = schedule.sizes[buffers[pooled]], device.pooled(schedule.rows.workspace)
-        chunks = chunks_in_order(allocator, sizes, first[pooled], last[pooled], scratch)
+        places = Lives(schedule.rows, schedule.sizes, self.prepared.outlive).places()
+        sizes, scratch = schedule.sizes[places.buffers], device.pooled(schedule.rows.workspace)
+        pooled = sizes >= device.pooled_from
+        number_of = np.where(pooled, np.cumsum(pooled) - 1, -1)
+        replaced = {
+            int(number_of[places.of[new]]): variable for variable, new in self.replaced_variables if places.of[new] >= 0
+        }
+        memory = ChunksInOrder(self._pooled_residents, growing=device.pool_grows)
+        given = sizes[pooled].tolist(), places.first[pooled], places.last[pooled], scratch, replaced
+        # What variables were made in is reached by and by.
+        chunks = functools.reduce(np.maximum, (memory.run(*given) for _ in range(_ROUNDS if replaced else 1)))
         sums = self._sums(schedule)
         small = sums(lambda nbytes: self._counted(nbytes, device) - device.pooled(nbytes))
         squares = sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch.astype(np.float64) ** 2
@@ -194,6 +202,24 @@ class Simulator:
     def _counted(self, nbytes: Ints, device: Device) -> Ints:
         """Return buffers' bytes as ``get_memory_info`` counts them: 0 for those that do not come from the pool."""
         return nbytes if self.counts_small else device.pooled(nbytes)
+
+    @cached_property
+    def _pooled_residents(self) -> dict[int, int]:
+        """The bytes of the step's buffers that live all the time and come from the pool."""
+        residents = (each for each in self.graph.values if each.kind.resident and each.alias_of is None)
+        pooled_from = self._device.pooled_from
+        return {v.index: v.nbytes for v in residents if v.kind is not MemoryKind.DATA and v.nbytes >= pooled_from}
+
+    @cached_property
+    def replaced_variables(self) -> list[tuple[int, int]]:
+        """The variables that take over the buffer of a new value, which the step assigns to them, and that buffer."""
+        pairs = []
+        for op in self.graph.ops:
+            if op.type == "AssignVariableOp" and len(op.inputs) == 2:
+                variable, new = (self.prepared.roots[value] for value in op.inputs)
+                if variable in self._pooled_residents and self.graph.producers[new] is not None:
+                    pairs.append((variable, new))
+        return pairs
 
     @cached_property
     def _resident_sizes(self) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,18 @@ import numpy.typing as npt
 from tf_memsaver.judge.rows import Ints, ScheduledOp, StepArrays
 
 Number = TypeVar("Number", np.int64, np.float64)
+
+
+class Places(NamedTuple):
+    """Places in memory: the buffer that is there first, the first and last step in which it is taken.
+
+    ``of`` is, for each buffer, the number of its place, -1 if it has none.
+    """
+
+    buffers: Ints
+    first: Ints
+    last: Ints
+    of: Ints
 
 
 class Lives:
@@ -39,11 +51,8 @@ class Lives:
         np.subtract.at(change, self._stops, amounts[self._made])
         return np.cumsum(change)[: self._steps]
 
-    def places(self) -> tuple[Ints, Ints, Ints]:
-        """Return what takes a place in memory, by the buffer that is there first, and its first and last step.
-
-        A buffer that takes over another one stays in its place.
-        """
+    def places(self) -> Places:
+        """Return what takes a place in memory: a buffer that takes over another one stays in its place."""
         first_of = np.arange(len(self.last))
         for old, new in zip(self._old.tolist(), self._new.tolist(), strict=True):
             first_of[new] = first_of[old]
@@ -51,7 +60,9 @@ class Lives:
         np.maximum.at(ends, first_of[self._made], np.minimum(self._stops, self._steps) - 1)
         are_first = first_of[self._made] == self._made
         buffers = self._made[are_first]
-        return buffers, self._made_at[are_first], ends[buffers]
+        numbers = np.full(len(self.last), -1)
+        numbers[buffers] = np.arange(len(buffers))
+        return Places(buffers, self._made_at[are_first], ends[buffers], numbers[first_of])
 
 
 def walk(
