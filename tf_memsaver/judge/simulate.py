@@ -168,9 +168,8 @@ class Simulator:
         sizes, scratch = schedule.sizes[places.buffers], device.pooled(schedule.rows.workspace)
         pooled = sizes >= device.pooled_from
         number_of = np.where(pooled, np.cumsum(pooled) - 1, -1)
-        replaced = {
-            int(number_of[places.of[new]]): variable for variable, new in self.replaced_variables if places.of[new] >= 0
-        }
+        taken = [(int(places.of[new]), variable) for variable, new in self.replaced_variables]
+        replaced = {int(number_of[place]): variable for place, variable in taken if place >= 0}
         memory = ChunksInOrder(self._pooled_residents, growing=device.pool_grows)
         given = sizes[pooled].tolist(), places.first[pooled], places.last[pooled], scratch, replaced
         # What variables were made in is reached by and by.
