@@ -71,12 +71,20 @@ def double(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Of what generates, nobody knows how many elements it has; it begins with the number of the generator.
         (lambda: generated().shuffle(99).cache().batch(4).prefetch(2), ((4, 1),), 2),
         (lambda: tf.data.Dataset.from_tensor_slices((["a"], [1])).batch(1), ((0, 1), (4, 1)), 1),
+        # Elements that are datasets.
+        (lambda: sliced().window(2).shuffle(3).flat_map(lambda x, y: x).batch(4), SLICED, 1),
     ],
 )
 def test_what_the_steps_of_a_dataset_hold(
     made: Callable[[], tf.data.Dataset], buffers: tuple[tuple[int, int], ...], batches: int
 ) -> None:
     assert held_by(made()) == Held(buffers, batches)
+
+
+def test_batches_of_unknown_sizes_count_for_none() -> None:
+    data = data_of((tf.TensorSpec((4, None)), tf.TensorSpec((4,))))
+    object.__setattr__(data, "held", Held(batches=3))
+    assert Told(None, 4, data).data_bytes(CPU_BFC) == 3 * 64
 
 
 def test_keras_copies_arrays_as_a_whole_and_has_batches_ready() -> None:

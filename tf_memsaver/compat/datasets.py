@@ -132,6 +132,11 @@ def tensors_in(dataset: tf.data.Dataset) -> Iterator[int]:
         yield from tensors_in(each)
 
 
+def bytes_of(spec: tf.TensorSpec) -> int:
+    """Return the bytes of a tensor, 0 if its shape does not tell them."""
+    return sum(_bytes_of(spec.shape, spec.dtype))
+
+
 def _bytes_of(shape: tf.TensorShape, dtype: tf.DType) -> Iterator[int]:
     """Yield the bytes of a tensor, if its shape tells them; those of strings are not known, and count for none."""
     if shape.is_fully_defined():
@@ -144,11 +149,11 @@ def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
     while steps:
         step = steps.pop()
         steps += step._inputs()
-        count = _elements_kept(step)
-        if count:
+        count, specs = _elements_kept(step), tf.nest.flatten(step.element_spec)
+        if count and all(isinstance(spec, tf.TensorSpec) for spec in specs):
             are_views = _are_slices(step)
-            for spec, shape in zip(tf.nest.flatten(step.element_spec), flat_shapes(step), strict=True):
-                for nbytes in _bytes_of(shape, spec.dtype) if isinstance(spec, tf.TensorSpec) else ():
+            for spec, shape in zip(specs, flat_shapes(step), strict=True):
+                for nbytes in _bytes_of(shape, spec.dtype):
                     if not are_views or nbytes % _ALIGNMENT:
                         yield nbytes, count
 
@@ -156,7 +161,10 @@ def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
 _ALIGNMENT = 64
 """Slices of a tensor that begin at a multiple of so many bytes are views of it, others are copied (``SubSlice``)."""
 
-_PASSES_ON = ("_ShuffleDataset", "CacheDataset", "_RepeatDataset", "_TakeDataset", "_SkipDataset", "_ZipDataset")
+_PASSES_ON = (
+    *("_ShuffleDataset", "CacheDataset", "_RepeatDataset", "_TakeDataset", "_SkipDataset", "_ZipDataset"),
+    "_OptionsDataset",
+)
 
 
 def _are_slices(step: Any) -> bool:

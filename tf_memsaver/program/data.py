@@ -170,9 +170,8 @@ class _Slices:
             yield keras.tree.map_structure(functools.partial(self._cut, start), self._given)
 
     def sizes(self) -> Iterator[int]:
-        """Yield the bytes of each array, as the tensor that Keras makes of it."""
-        for spec in map(_spec, _leaves(self._given)):
-            yield spec.shape.num_elements() * spec.dtype.size
+        """Return the bytes of each array, as the tensor that Keras makes of it."""
+        return map(datasets.bytes_of, map(_spec, _leaves(self._given)))
 
     def _cut(self, start: int, leaf: Any) -> Any:
         has_batch = leaf is not None and len(leaf.shape) > 0 and leaf.shape[0] == self._count

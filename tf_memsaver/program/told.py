@@ -10,6 +10,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_memsaver.compat import keras_training
+from tf_memsaver.compat.datasets import bytes_of
 from tf_memsaver.cost.device import Device
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.batch import synthetic_batch
@@ -53,7 +54,7 @@ class Told(NamedTuple):
         if self.data is None or not device.pool_grows:
             return 0
         batch = (of_size(self.batch_size, spec) for spec in self.data.specs.leaves)
-        waiting = [(spec.shape.num_elements() * spec.dtype.size, self.data.held.batches) for spec in batch]
+        waiting = [(bytes_of(spec), self.data.held.batches) for spec in batch]
         found = [each for each in (*self.data.held.buffers, *waiting) if each[0] >= device.pooled_from and each[1]]
         largest, count = max(found, default=(0, 0))
         alone = device.rounded_alone(largest) - device.rounded(largest) if count == 1 else 0
