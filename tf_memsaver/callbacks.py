@@ -128,10 +128,9 @@ class MemoryMonitor(StepWatch):
         limit = budget or max(plan.peak_bytes, plan.highest_peak_bytes)
         if peak > limit:
             logging.warning(
-                "tf_memsaver: step %d took %s, %.1f%% above the %s %s. Other models on %s count, too, and data that "
-                "the plan was not told of (data=, the dataset that fit gets); "
-                "tf_memsaver.measure(model, data=...) measures the steps alone, and "
-                "optimize(..., budget=..., calibrate=True) makes a plan that real steps keep.",
+                "tf_memsaver: step %d took %s, %.1f%% above the %s %s. Other models on %s count, too, and so does data "
+                "that optimize was not given as data=. tf_memsaver.measure(model, data=...) measures the steps alone, "
+                "and optimize(..., budget=..., calibrate=True) makes a plan that real steps keep.",
                 batch,
                 format_bytes(peak),
                 100 * (peak / limit - 1),

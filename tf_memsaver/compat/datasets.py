@@ -126,21 +126,14 @@ def held_by(dataset: tf.data.Dataset) -> Held:
 
 def tensors_in(dataset: tf.data.Dataset) -> Iterator[int]:
     """Yield the bytes of each tensor that a dataset was made of: they are in memory from the start."""
-    for tensor in getattr(dataset, "_tensors", ()):
-        yield from _bytes_of(tensor.shape, tensor.dtype)
+    yield from map(bytes_of, getattr(dataset, "_tensors", ()))
     for each in dataset._inputs():
         yield from tensors_in(each)
 
 
-def bytes_of(spec: tf.TensorSpec) -> int:
-    """Return the bytes of a tensor, 0 if its shape does not tell them."""
-    return sum(_bytes_of(spec.shape, spec.dtype))
-
-
-def _bytes_of(shape: tf.TensorShape, dtype: tf.DType) -> Iterator[int]:
-    """Yield the bytes of a tensor, if its shape tells them; those of strings are not known, and count for none."""
-    if shape.is_fully_defined():
-        yield shape.num_elements() * dtype.size
+def bytes_of(tensor: Any) -> int:
+    """Return the bytes of a tensor or of one of a spec, 0 if the shape does not tell them, as with strings."""
+    return int(tensor.shape.num_elements() * tensor.dtype.size) if tensor.shape.is_fully_defined() else 0
 
 
 def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
@@ -153,9 +146,9 @@ def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
         if count and all(isinstance(spec, tf.TensorSpec) for spec in specs):
             are_views = _are_slices(step)
             for spec, shape in zip(specs, flat_shapes(step), strict=True):
-                for nbytes in _bytes_of(shape, spec.dtype):
-                    if not are_views or nbytes % _ALIGNMENT:
-                        yield nbytes, count
+                nbytes = bytes_of(tf.TensorSpec(shape, spec.dtype))
+                if not are_views or nbytes % _ALIGNMENT:
+                    yield nbytes, count
 
 
 _ALIGNMENT = 64

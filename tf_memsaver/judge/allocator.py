@@ -18,6 +18,7 @@ import numpy as np
 
 from tf_memsaver.cost.device import LARGEST_REMAINDER, Device
 from tf_memsaver.judge.rows import Ints
+from tf_memsaver.judge.walk import Places
 
 FIRST_REGION = 2 << 20
 """Size of the first region where memory grows (``kInitialRegionSize``)."""
@@ -101,29 +102,29 @@ class ChunksInOrder:
         self._allocator = BestFitAllocator(growing=growing)
         self._resident = {number: self._allocator.allocate(nbytes) for number, nbytes in resident.items()}
 
-    def run(self, sizes: Sequence[int], first: Ints, last: Ints, scratch: Ints, becomes: Mapping[int, int]) -> Ints:
+    def run(self, sizes: Ints, places: Places, scratch: Ints, becomes: Mapping[int, int]) -> Ints:
         """Return the bytes of the chunks in use in each step.
 
         Args:
-          sizes: the bytes of each place in memory that the steps take,
-          first: the step that takes it,
-          last: and the last one in which it is taken.
+          sizes: the bytes of each place in memory that the steps take, 0 where it does not come from the pool.
+          places: when they are taken.
           scratch: the scratch memory of each step, 0 for none.
           becomes: the resident buffer that a place becomes when it would be given back: the old one is, instead.
         """
         allocator, resident = self._allocator, self._resident
-        begins, ends = _by_step(first), _by_step(last)
+        taken = np.flatnonzero(sizes).tolist()
+        begins, ends = _by_step(taken, places.first), _by_step(taken, places.last)
         used, address = np.empty(len(scratch), dtype=np.int64), dict[int, int]()
         now, done = allocator.used_bytes, 0
         for step in sorted({*begins, *ends, *np.flatnonzero(scratch).tolist()}):
             used[done:step] = now
             for place in begins.get(step, ()):
-                address[place] = allocator.allocate(sizes[place])
+                address[place] = allocator.allocate(int(sizes[place]))
             used[step] = allocator.used_bytes
             if scratch[step]:
-                taken = allocator.allocate(int(scratch[step]))
+                borrowed = allocator.allocate(int(scratch[step]))
                 used[step] = allocator.used_bytes
-                allocator.free(taken)
+                allocator.free(borrowed)
             for place in ends.get(step, ()):
                 given_back = address.pop(place)
                 if place in becomes:
@@ -134,10 +135,10 @@ class ChunksInOrder:
         return used
 
 
-def _by_step(steps: Ints) -> dict[int, list[int]]:
+def _by_step(numbers: Sequence[int], steps: Ints) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for number, step in enumerate(steps.tolist()):
-        found.setdefault(step, []).append(number)
+    for number in numbers:
+        found.setdefault(int(steps[number]), []).append(number)
     return found
 
 

@@ -23,10 +23,12 @@ class Prepared:
         self.resident = [graph.values[root].kind.resident for root in self.roots]
         self.data_bytes = graph.bytes_of(MemoryKind.DATA)
         """Bytes of the data, which lie beside the step: nothing of it is made or freed there."""
-        self.resident_sizes = [
-            v.nbytes for v in graph.values if v.kind.resident and v.kind is not MemoryKind.DATA and v.alias_of is None
-        ]
-        """The sizes of the step's buffers that live all the time."""
+        self.residents = {
+            v.index: v.nbytes
+            for v in graph.values
+            if v.kind.resident and v.kind is not MemoryKind.DATA and v.alias_of is None
+        }
+        """The step's buffers that live all the time, and their bytes."""
         self.forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
         self.backward = [op for op in graph.ops if op.phase is not Phase.FORWARD]
         self.passes = list(_passes(graph.ops))

@@ -112,7 +112,7 @@ class Simulator:
     def run(self, segments: Sequence[Segment]) -> Timeline:
         """Return the timeline of the step under ``segments`` (which cover the units, in order)."""
         schedule = self._scheduler.schedule(segments)
-        live = (self._sums(schedule)(_bytes) + self.prepared.data_bytes).tolist()
+        live = self._live(schedule).tolist()
         ops = self.graph.ops
         places = [place for place, step in enumerate(schedule.steps) if step.op >= 0]
         resident = self.graph.resident_bytes
@@ -133,8 +133,7 @@ class Simulator:
     def measure(self, segments: Sequence[Segment]) -> Measured:
         """Return the peaks and the replay time of the step under ``segments``, without a timeline."""
         schedule = self._scheduler.schedule(segments)
-        resident = self.graph.resident_bytes
-        live = self._sums(schedule)(_bytes) + self.prepared.data_bytes
+        resident, live = self.graph.resident_bytes, self._live(schedule)
         forward, backward, other = [resident] * len(segments), [resident] * len(segments), resident
         for owner, start, stop, is_forward in schedule.runs:
             highest = int(live[start:stop].max())
@@ -154,7 +153,7 @@ class Simulator:
     def ordered_peak(self, segments: Sequence[Segment]) -> int:
         """Return the most bytes that are live in the step as it runs in order, without what the allocator adds."""
         schedule = self._scheduler.schedule(segments, taped=True)
-        return int(self._sums(schedule)(_bytes).max(initial=self._resident_sizes.sum())) + self.prepared.data_bytes
+        return int(self._live(schedule).max(initial=self.graph.resident_bytes))
 
     def _ordered_peaks(self, segments: Sequence[Segment]) -> tuple[int, int]:
         """Return the peaks of the step as it runs in order: what it usually takes, and the most that it may.
@@ -164,17 +163,15 @@ class Simulator:
         too, since updates take buffers of their sizes, and nothing waits for them.
         """
         device, schedule = self._device, self._scheduler.schedule(segments, taped=True)
-        places = Lives(schedule.rows, schedule.sizes, self.prepared.outlive).places()
-        sizes, scratch = schedule.sizes[places.buffers], device.pooled(schedule.rows.workspace)
-        pooled = sizes >= device.pooled_from
-        number_of = np.where(pooled, np.cumsum(pooled) - 1, -1)
-        taken = [(int(places.of[new]), variable) for variable, new in self.replaced_variables]
-        replaced = {int(number_of[place]): variable for place, variable in taken if place >= 0}
+        lives = self._lives(schedule)
+        places, scratch = lives.places(), device.pooled(schedule.rows.workspace)
+        sizes = device.pooled(schedule.sizes[places.buffers])
+        replaced = {int(places.of[new]): variable for variable, new in self.replaced_variables}
         memory = ChunksInOrder(self._pooled_residents, growing=device.pool_grows)
-        given = sizes[pooled].tolist(), places.first[pooled], places.last[pooled], scratch, replaced
-        # What variables were made in is reached by and by.
-        chunks = functools.reduce(np.maximum, (memory.run(*given) for _ in range(_ROUNDS if replaced else 1)))
-        sums = self._sums(schedule)
+        # What variables were made in is left step by step.
+        runs = (memory.run(sizes, places, scratch, replaced) for _ in range(_ROUNDS if replaced else 1))
+        chunks = functools.reduce(np.maximum, runs)
+        sums = self._sums(schedule, lives)
         small = sums(lambda nbytes: self._counted(nbytes, device) - device.pooled(nbytes))
         squares = sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch.astype(np.float64) ** 2
         usual = (1 + device.pool_share) * chunks + small
@@ -195,7 +192,8 @@ class Simulator:
     @cached_property
     def uncounted_bytes(self) -> int:
         """The most bytes of the plain step that are live at a time and do not count."""
-        sums = self._sums(self._scheduler.schedule(stored(len(self.graph.units))))
+        schedule = self._scheduler.schedule(stored(len(self.graph.units)))
+        sums = self._sums(schedule, self._lives(schedule))
         return int(sums(lambda nbytes: nbytes - self._counted(nbytes, self._device)).max(initial=0))
 
     def _counted(self, nbytes: Ints, device: Device) -> Ints:
@@ -205,9 +203,8 @@ class Simulator:
     @cached_property
     def _pooled_residents(self) -> dict[int, int]:
         """The bytes of the step's buffers that live all the time and come from the pool."""
-        residents = (each for each in self.graph.values if each.kind.resident and each.alias_of is None)
         pooled_from = self._device.pooled_from
-        return {v.index: v.nbytes for v in residents if v.kind is not MemoryKind.DATA and v.nbytes >= pooled_from}
+        return {value: nbytes for value, nbytes in self.prepared.residents.items() if nbytes >= pooled_from}
 
     @cached_property
     def replaced_variables(self) -> list[tuple[int, int]]:
@@ -222,11 +219,18 @@ class Simulator:
 
     @cached_property
     def _resident_sizes(self) -> Ints:
-        return np.array(self.prepared.resident_sizes, dtype=np.int64)
+        return np.array([*self.prepared.residents.values()], dtype=np.int64)
 
-    def _sums(self, schedule: Schedule) -> Callable[[Amounts], npt.NDArray[Any]]:
+    def _lives(self, schedule: Schedule) -> Lives:
+        return Lives(schedule.rows, schedule.sizes, self.prepared.outlive)
+
+    def _live(self, schedule: Schedule) -> Ints:
+        """Return the bytes that are live in each step of a schedule, with the data."""
+        live: Ints = self._sums(schedule, self._lives(schedule))(_bytes) + self.prepared.data_bytes
+        return live
+
+    def _sums(self, schedule: Schedule, lives: Lives) -> Callable[[Amounts], npt.NDArray[Any]]:
         """Return what adds up amounts of the live buffers, workspace included, in each step of a schedule."""
-        lives = Lives(schedule.rows, schedule.sizes, self.prepared.outlive)
 
         def sums(amounts: Amounts) -> npt.NDArray[Any]:
             total: npt.NDArray[Any] = lives.sums(amounts(schedule.sizes)) + amounts(schedule.rows.workspace)
@@ -277,11 +281,11 @@ class Simulator:
         dependencies = executor.Dependencies(steps, self.graph, self.prepared.outlive)
         seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
-        total = 0
+        total, residents = 0, [*self.prepared.residents.values()]
         for play in range(plays):
             vary = random.Random(play).lognormvariate
             times = [each * vary(0.0, _SPREAD) for each in seconds] if play else seconds
-            ledger = AllocatorLedger(device, nbytes, self.prepared.resident_sizes, counts_small=self.counts_small)
+            ledger = AllocatorLedger(device, nbytes, residents, counts_small=self.counts_small)
             executor.run(steps, nbytes, dependencies, times, expensive, ledger, device.threads)
             total += ledger.peak_bytes
         return total // plays
