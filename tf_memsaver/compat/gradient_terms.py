@@ -37,8 +37,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The graphs in which segments were recorded."""
+Prepare = Callable[[Sequence[Any]], Sequence[Any]]
+"""What a graph adds up instead of the terms of a gradient: them as they are, or fewer terms of the same sum."""
+
+_graphs: weakref.WeakKeyDictionary[Any, Prepare] = weakref.WeakKeyDictionary()
+"""The graphs in which segments were recorded, with what is done with terms there before they are added up."""
 _eager: weakref.WeakSet[Any] = weakref.WeakSet()
 """The gradient functions of the segments that eager tapes have recorded."""
 
@@ -80,13 +83,16 @@ def gradients_in_terms(
     return [list(each) if isinstance(each, _Terms) else [] for each in results]
 
 
-def note_sums(gradient: Callable[..., Any]) -> None:
-    """Have tapes tell what they add: in the current graph, or, in eager mode, while a segment's ``gradient`` lives."""
+def note_sums(gradient: Callable[..., Any], prepare: Prepare) -> None:
+    """Have tapes tell what they add: in the current graph, or, in eager mode, while a segment's ``gradient`` lives.
+
+    In a graph, they add what ``prepare`` makes of the terms.
+    """
     _register()
     if tf.executing_eagerly():
         _eager.add(gradient)
     else:
-        _graphs.add(tf.compat.v1.get_default_graph())
+        _graphs[tf.compat.v1.get_default_graph()] = prepare
 
 
 @functools.cache
@@ -153,9 +159,11 @@ def is_numbered_sum(operation_type: str, name: str) -> bool:
 
 def sum_of(gradients: Sequence[Any]) -> Any:
     """Return the sum that a tape makes of gradients, with the number that it has where no sum was forgotten."""
-    name = None
+    name, graph = None, tf.compat.v1.get_default_graph()
     if len(gradients) > 1 and all(isinstance(each, tf.Tensor) for each in gradients):
-        name = name_of_sum(tf.compat.v1.get_default_graph())
+        if graph in _graphs:
+            gradients = _graphs[graph](gradients)
+        name = name_of_sum(graph)
     return _vspace.aggregate_fn(gradients) if name is None else tf.raw_ops.AddN(inputs=gradients, name=name)
 
 

@@ -102,7 +102,7 @@ def under_plain_name(
     if gate is None or not (held or output.consumers() or not _goes_to_a_kernel(output)):
         return gradient
     own_name = name if gradient.op.type == "Placeholder" else None
-    if one_of_several and not held and not _has_layout(gradient):
+    if one_of_several and not held and not has_layout(gradient):
         with tf.control_dependencies([gate]):
             return _copied(None, gradient, _ARRIVED, own_name)
     return _copied(gate, gradient, _ARRIVED, own_name)
@@ -116,7 +116,7 @@ def _copied(gate: tf.Tensor | None, gradient: tf.Tensor, ending: str, name: str 
     """
     maker, additions = _history(gradient)
     with tf.name_scope(f"{name or maker.name}/"):
-        copy = _kept(gradient, ending) if gate is None else after(gate, gradient, ending)
+        copy = kept(gradient, ending) if gate is None else after(gate, gradient, ending)
     for reshape in reversed(additions if name is None else []):
         total = reshape.inputs[0].op
         with tf.name_scope(f"{reshape.name.rpartition('/')[0]}/"):
@@ -277,7 +277,7 @@ def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
     It keeps its buffer, which another gradient may share, as those of the two operands of an addition do: a sum starts
     with the first of its terms whose buffer nobody else has.
     """
-    if _has_layout(gradient):
+    if has_layout(gradient):
         return _copied(gates.gate([gates.first_elements([gradient])]), gradient, _TERM)
     with stop_recording():
         term = _copied(None, gradient, _TERM)
@@ -295,8 +295,8 @@ def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]
     The gradient of what is returned is told to ``note`` by a tape, right after it was added up.
     """
     with tf.name_scope(f"{maker_of(tensor).name}/"), stop_recording():
-        stays = (one_of_several or tensor.shape.is_fully_defined()) and not _has_layout(tensor)
-        passed = _kept(tensor, _TERM) if stays else tf.identity(tensor, _TERM)
+        stays = (one_of_several or tensor.shape.is_fully_defined()) and not has_layout(tensor)
+        passed = kept(tensor, _TERM) if stays else tf.identity(tensor, _TERM)
 
     def arrived(gradient: Any) -> list[Any]:
         note(gradient)
@@ -306,14 +306,15 @@ def as_term(tensor: tf.Tensor, one_of_several: bool, note: Callable[[Any], None]
     return passed
 
 
-def _kept(tensor: tf.Tensor, name: str) -> tf.Tensor:
+def kept(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Return a tensor, passed on by an operation that graph optimisation leaves in place."""
     # For tapes and SavedModels, the gradient is that of an identity.
     with tf.compat.v1.get_default_graph().gradient_override_map({KEPT_IDENTITY: "Identity"}):
         return getattr(tf.raw_ops, KEPT_IDENTITY)(input=tensor, name=name)
 
 
-def _has_layout(tensor: tf.Tensor) -> bool:
+def has_layout(tensor: tf.Tensor) -> bool:
+    """Whether graph optimisation may give a tensor another layout here, which an identity that stays would undo."""
     return tensor.shape.rank in RANKS_WITH_LAYOUTS and has_gpu()
 
 

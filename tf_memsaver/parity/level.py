@@ -46,6 +46,7 @@ class Rule(enum.Enum):
     TERMS_AFTER = "a result that is needed after a sum that it is a term of is held"
     FREE_CONSTANTS = "constants in a replay do not wait for its gate"
     FREE_PRODUCTS = "a gradient of a weight that is a product leaves before the others are there"
+    SUMS_IN_PAIRS = "a gradient of many terms is added two by two, so that no sum of it is taken apart to save memory"
     EAGER_ORDER = "an eager replay takes gradients in the order in which the plain step's tape adds them"
     WHOLE_GRADIENT_SUMS = "no segment ends between the readers of a tensor that is a term of a sum of many"
     WHOLE_FUSIONS = "no segment ends between operations that graph optimisation makes one"
@@ -237,6 +238,10 @@ class Parity:
     def leaving(self, gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
         """Return a gradient that leaves a segment and may be a term of a sum (``gradients.may_be_summed``)."""
         return gradients.gradient_as_term(gradient, gates) if Rule.GRADIENTS_AS_TERMS in self.rules else gradient
+
+    def to_be_added(self, terms: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Return what a tape adds up in a graph instead of the terms of a gradient (``sums.in_pairs``)."""
+        return sums.in_pairs(terms) if Rule.SUMS_IN_PAIRS in self.rules else terms
 
 
 EXACT = Parity(frozenset(Rule))

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
+from tf_memsaver.parity.gradients import has_layout, kept
 from tf_memsaver.parity.grappler import ADDITIONS, SUMS
 from tf_memsaver.parity.readers import EXTRA_READERS, is_extra, readers_among, readers_of, source_of
 
@@ -134,6 +135,42 @@ def _readers_once(tensor: Any) -> list[Any]:
         terms = frozenset(id(source_of(term)) for term in reader.inputs)
         found.setdefault((reader.type, terms) if reader.type in ADDITIONS else id(reader), reader)
     return list(found.values())
+
+
+def in_pairs(terms: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Return two terms whose sum is that of a gradient's terms, added in the order in which one kernel adds them.
+
+    Where all sizes are known, graph optimisation takes sums of three and more terms apart once it thinks that the step
+    needs more than 0.8 of a device's memory, which it takes to be 256 MiB on a CPU: those whose terms are in memory at
+    the peak. Then each term is added to a variable as it arrives, in whatever order (``memory_optimizer.cc:
+    SchedulingPass``). Recomputing puts the peak elsewhere, and so other sums would be added in another order.
+
+    One kernel begins with a term whose buffer nobody else has: all must have theirs alone. A sum of sums or of products
+    may be rewritten in the plain step, and what is passed on has another name there: these are left as they are.
+    """
+    if len(terms) < 3 or not all(map(_has_its_buffer_alone, terms)) or _have_a_common_factor(terms):
+        return terms
+    first, *others, last = sorted(terms, key=_name)
+    for term in others:
+        with tf.name_scope(f"{first.op.name}/"):
+            first = kept(tf.raw_ops.AddN(inputs=[first, term], name="pair"), "pair")
+    return [first, last]
+
+
+def _name(tensor: tf.Tensor) -> str:
+    return tensor.name.removesuffix(":0")
+
+
+def _has_its_buffer_alone(tensor: tf.Tensor) -> bool:
+    is_static = tensor.shape.is_fully_defined() and not has_layout(tensor)
+    return is_static and not tensor.consumers() and tensor.op.type not in SUMS and buffer_of(tensor) is tensor
+
+
+def _have_a_common_factor(terms: Sequence[tf.Tensor]) -> bool:
+    """Whether graph optimisation may take a factor out of a sum (``HoistCommonFactorOutOfAggregation``)."""
+    if len({term.op.type for term in terms}) > 1 or terms[0].op.type not in ("Mul", "RealDiv"):
+        return False
+    return bool(set.intersection(*({id(factor) for factor in term.op.inputs} for term in terms)))
 
 
 def _read_after(last: Any, terms: Sequence[Any], gates: Gates) -> tf.Tensor:

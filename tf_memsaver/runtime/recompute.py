@@ -64,7 +64,7 @@ def recompute(function: Replayable, inputs: Tensors, weights: Tensors, shared: S
         _refuse_trained(watcher.watched_variables())
         return gradients
 
-    note_sums(gradient)
+    note_sums(gradient, shared.parity.to_be_added)
     outputs = _with_terms_noted(first, with_gradient(first.outputs, first.places, gradient), reached, shared)
     if not tf.executing_eagerly():
         shared.read_by_makers.update(id(each) for each, own in zip(outputs, first.term_by_term, strict=True) if own)
