@@ -84,7 +84,7 @@ def test_a_sum_that_was_handed_on_is_one_term(hands_on: bool) -> None:
         seen.append(len(gradient_terms.last_sum(upstream)))
         return [upstream]
 
-    gradient_terms.note_sums(noted)
+    gradient_terms.note_sums(noted, list)
     x = tf.constant([3.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -102,7 +102,7 @@ def test_a_sum_that_was_handed_on_is_one_term(hands_on: bool) -> None:
 def test_a_sum_that_nobody_reads_gives_its_number_to_the_next(scope: str) -> None:
     names = []
     with tf.Graph().as_default(), tf.name_scope(scope) if scope else contextlib.nullcontext():
-        gradient_terms.note_sums(lambda: None)
+        gradient_terms.note_sums(lambda: None, list)
         for number in range(4):
             x = tf.constant([3.0])
             with tf.GradientTape() as tape:
