@@ -21,7 +21,7 @@ from tf_memsaver.cost.device import CPU, CPU_BFC, GPU
 from tf_memsaver.ir.graph import MemoryKind
 from tf_memsaver.ir.scaling import Scaling
 from tf_memsaver.program.data import data_of
-from tf_memsaver.program.told import Told
+from tf_memsaver.program.told import Told, told_of
 from tools.shared.processes import in_own_process
 
 MIB = 1 << 20
@@ -71,8 +71,6 @@ def double(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         (lambda: sliced().shuffle(6).repeat().prefetch(9).batch(4), (*SLICED, (8, 6)), 1),
         (lambda: sliced().batch(4).cache(), (*SLICED, (4 * ROW, 3), (4 * 8, 3)), 1),
         (lambda: tf.data.Dataset.from_tensors((X, Y)).repeat(), SLICED, 1),
-        # Of what generates, nobody knows how many elements it has; it begins with the number of the generator.
-        (lambda: generated().shuffle(99).cache().batch(4).prefetch(2), ((4, 1),), 2),
         (lambda: tf.data.Dataset.from_tensor_slices((["a"], [1])).batch(1), ((0, 1), (4, 1)), 1),
         # Elements that are datasets.
         (lambda: sliced().window(2).shuffle(3).flat_map(lambda x, y: x).batch(4), SLICED, 1),
@@ -82,6 +80,25 @@ def test_what_the_steps_of_a_dataset_hold(
     made: Callable[[], tf.data.Dataset], buffers: tuple[tuple[int, int], ...], batches: int
 ) -> None:
     assert held_by(made()) == Held(buffers, batches)
+
+
+def test_what_is_kept_of_data_of_unknown_length_is_named() -> None:
+    # It begins with the number of the generator.
+    assert held_by(generated().shuffle(99).cache().batch(4).prefetch(2)) == Held(((4, 1),), 2, ("cache", "shuffle"))
+    assert not held_by(of_known_length(generated()).shuffle(99).cache().batch(4)).not_counted
+    assert not held_by(tf.data.TextLineDataset(["a"]).shuffle(99).batch(4)).not_counted
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_what_is_not_counted_is_said_once(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tf_memsaver.program.told.has_gpu", lambda: has_gpu)
+    model = keras.Sequential([keras.Input(X.shape[1:]), layers.Dense(1)])
+    for _ in range(2):
+        told_of(model, {"data": generated().cache().batch(4), "batch_size": None})
+    said = [record.getMessage() for record in caplog.records if "assert_cardinality" in record.getMessage()]
+    assert len(said) == (0 if has_gpu else 1) and all("what cache() keeps" in each for each in said)
 
 
 def test_batches_of_unknown_sizes_count_for_none() -> None:

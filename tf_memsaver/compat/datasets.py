@@ -106,22 +106,21 @@ class Held(NamedTuple):
     """What data holds in memory beside the batch in use, while a model is trained on it.
 
     ``buffers`` are pairs: the bytes of a buffer, and how many there are of it. ``batches`` are ready and wait their
-    turn.
+    turn. ``not_counted`` are the steps that keep elements, but nobody knows how many: "cache", "shuffle".
     """
 
     buffers: tuple[tuple[int, int], ...] = ()
     batches: int = 0
+    not_counted: tuple[str, ...] = ()
 
 
 NOTHING_HELD = Held()
 
 
 def held_by(dataset: tf.data.Dataset) -> Held:
-    """Return what a dataset holds, so far as its steps tell it: its tensors, the elements that it keeps, and batches.
-
-    Of a dataset of unknown length, nobody knows how many elements it caches or shuffles: these are left out.
-    """
-    return Held(tuple(_buffers(dataset)), _ready_batches(dataset))
+    """Return what a dataset holds, so far as its steps tell it: tensors, the elements that it keeps, and batches."""
+    unknown = {_KEEPING[type(step).__name__] for step in _steps(dataset) if _elements_kept(step) is None}
+    return Held(tuple(_buffers(dataset)), _ready_batches(dataset), tuple(sorted(unknown)))
 
 
 def tensors_in(dataset: tf.data.Dataset) -> Iterator[int]:
@@ -138,10 +137,7 @@ def bytes_of(tensor: Any) -> int:
 
 def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
     yield from ((nbytes, 1) for nbytes in tensors_in(dataset))
-    steps = [dataset]
-    while steps:
-        step = steps.pop()
-        steps += step._inputs()
+    for step in _steps(dataset):
         count, specs = _elements_kept(step), tf.nest.flatten(step.element_spec)
         if count and all(isinstance(spec, tf.TensorSpec) for spec in specs):
             are_views = _are_slices(step)
@@ -150,6 +146,18 @@ def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
                 if not are_views or nbytes % _ALIGNMENT:
                     yield nbytes, count
 
+
+def _steps(dataset: Any) -> Iterator[Any]:
+    """Yield all that a dataset is made of, itself first."""
+    steps = [dataset]
+    while steps:
+        step = steps.pop()
+        steps += step._inputs()
+        yield step
+
+
+_KEEPING = {"CacheDataset": "cache", "_ShuffleDataset": "shuffle"}
+"""Steps that keep elements in memory."""
 
 _ALIGNMENT = 64
 """Slices of a tensor that begin at a multiple of so many bytes are views of it, others are copied (``SubSlice``)."""
@@ -168,14 +176,18 @@ def _are_slices(step: Any) -> bool:
     return kind in ("_TensorSliceDataset", "_TensorDataset")
 
 
-def _elements_kept(step: Any) -> int:
-    """Return how many elements a step of a dataset keeps in memory, 0 where that is not known."""
+def _elements_kept(step: Any) -> int | None:
+    """Return how many elements a step of a dataset keeps in memory, None where that is not known."""
     kind = type(step).__name__
-    length = int(step.cardinality()) if kind in ("CacheDataset", "_ShuffleDataset") else 0
-    if kind == "CacheDataset":
-        return max(0, length) if tf.get_static_value(step._filename) == b"" else 0
-    if kind != "_ShuffleDataset" or length == tf.data.UNKNOWN_CARDINALITY:
+    if kind not in _KEEPING or (kind == "CacheDataset" and tf.get_static_value(step._filename) != b""):
         return 0
+    if all(getattr(spec, "dtype", tf.string) == tf.string for spec in tf.nest.flatten(step.element_spec)):
+        return 0  # Text has memory of its own.
+    length = int(step.cardinality())
+    if length == tf.data.UNKNOWN_CARDINALITY:
+        return None
+    if kind == "CacheDataset":
+        return max(0, length)
     size = _constant(step._buffer_size) or 0
     return size if length == tf.data.INFINITE_CARDINALITY else min(size, length)
 

@@ -11,6 +11,7 @@ from absl import logging
 
 from tf_memsaver.compat import keras_training
 from tf_memsaver.compat.datasets import bytes_of
+from tf_memsaver.compat.devices import has_gpu
 from tf_memsaver.cost.device import Device
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.batch import synthetic_batch
@@ -22,6 +23,9 @@ from tf_memsaver.program.train_step import has_own_train_step
 
 _WARNED: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose own step was left out, which was said."""
+
+_NOT_COUNTED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose data keeps more in memory than is counted, which was said."""
 
 
 class Told(NamedTuple):
@@ -116,7 +120,21 @@ def told_of(model: Any, options: Mapping[str, Any]) -> Told:
     if size is None:
         raise InvalidRequestError("data does not give the batch size. Give batch_size=, too.")
     note_batch(model, data.specs, own_size if data.fixed_batch else None)
+    _say_what_is_not_counted(model, data)
     return Told(model, size, data)
+
+
+def _say_what_is_not_counted(model: Any, data: Data) -> None:
+    """Warn once for a model of what its data keeps in the CPU's memory, where a step is, if nobody knows how much."""
+    if not data.held.not_counted or model in _NOT_COUNTED or has_gpu():
+        return
+    _NOT_COUNTED.add(model)
+    logging.warning(
+        "model '%s': the length of its data is not known, so what %s keeps in memory is not counted. Call "
+        "dataset.apply(tf.data.experimental.assert_cardinality(...)) before it, or leave room in the budget.",
+        model.name,
+        " and ".join(f"{step}()" for step in data.held.not_counted),
+    )
 
 
 def subject_of(model: Any, options: Mapping[str, Any]) -> Any:
