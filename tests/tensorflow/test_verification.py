@@ -48,6 +48,24 @@ def test_a_compiled_model_is_trained_with_a_copy_of_its_optimizer() -> None:
     assert int(model.optimizer.iterations.numpy()) == 0
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_its_fit_leaves_the_batch_free_in_any_number_of_steps(steps: int) -> None:
+    seen = []
+
+    class Seeing(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            seen.append(x.shape[0])
+            return x
+
+    model = keras.Sequential([keras.Input((8,)), Seeing(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with KeptState(model) as state:
+        trial = Trial(model, told_of(model, {"data": None, "batch_size": 4}), steps, "graph", state)
+        seen.clear()
+        trial.fit(model)
+    assert set(seen) == {None}
+
+
 def test_naive_replays_are_different() -> None:
     model = models.residual_net()
     outcome = tf_memsaver.verify(model, naive(model, ("norm0", "add1")), batch_size=4, mode="eager")

@@ -128,8 +128,8 @@ def _as_dataset(batches: Sequence[Batch], size: int | None) -> tf.data.Dataset:
     runs: a weight's decay, for one, but not that of a plan, which waits for the gradient (``runtime.updates``).
     """
     given = list(batches) if size is None else [*batches[:-1], batches[-1].mapped(lambda each: _not_full(each, size))]
-    elements = [_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in given]
-    free = keras.tree.map_structure(lambda each: freed(size, tf.TensorSpec(each.shape, each.dtype)), elements[0])
+    full, *elements = (_without_lists(keras.utils.pack_x_y_sample_weight(*each)) for each in (batches[0], *given))
+    free = keras.tree.map_structure(lambda each: freed(size, tf.TensorSpec(each.shape, each.dtype)), full)
     made = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=free)
     return made.apply(tf.data.experimental.assert_cardinality(len(elements)))
 
