@@ -153,10 +153,14 @@ def penalised(x: Any) -> Any:
     return _dense(layers.Concatenate(name="concat")([y, x]), "head", 2, None)
 
 
-def readers_and_a_sum(x: Any) -> Any:
+def readers_and_a_sum(x: Any, others: str = "c") -> Any:
     x = _dense(x, "x")
-    y = layers.Add(name="add")([_dense(_dense(x, "a"), "b"), x, _dense(x, "c")])
+    y = layers.Add(name="add")([_dense(_dense(x, "a"), "b"), x, *(_dense(x, name) for name in others)])
     return _dense(_dense(y, "last"), "head", 2, None)
+
+
+def readers_and_a_sum_of_four(x: Any) -> Any:
+    return readers_and_a_sum(x, "cd")
 
 
 def sum_of_four(x: Any, activation: str | None = "tanh") -> Any:
@@ -227,13 +231,14 @@ IMAGE = (6, 6, 3)
         (three_readers_and_a_concat, (6,), {}),
         (dense_block, (6,), {}),
         (penalised, (6,), {}),
-        # A sum of three terms is one of the three that read x.
-        (readers_and_a_sum, (6,), {SUM: ["b", "c", "add"]}),
+        # A sum of four terms, not of three, is one of those that read x.
+        (readers_and_a_sum, (6,), {}),
+        (readers_and_a_sum_of_four, (6,), {SUM: ["b", "c", "d", "add"]}),
         (sum_of_four, (6,), {FUSED: ["c", "abc", "d", "abcd"]}),
         # Nothing needs the terms afterwards: the first of them lends the sum its buffer.
         (sum_of_linear, (6,), {rule: ["b", "ab", "c", "abc", "d", "abcd"] for rule in (FUSED, LENDING)}),
-        # But here they are held: each block is whole, and a segment may end after it.
-        (sums_of_rows, (5, 6), {SUM: ["two0", "b0", "two1", "b1"], FUSED: ["b0", "sum0", "b1", "sum1"]}),
+        # But here they are held.
+        (sums_of_rows, (5, 6), {FUSED: ["b0", "sum0", "b1", "sum1"]}),
         (scales, (6,), {CONSTANT: ["triple", "plus_two"], SHAPES: ["triple", "plus_two"]}),
         # What has no gradient is read by nothing else, and the smaller factors would be multiplied first.
         (masked, (6,), {SHAPES: ["get_item", "by_first"]}),
