@@ -312,6 +312,29 @@ def test_segments_part_the_readers_of_a_term_of_three() -> None:
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
 
 
+def sum_before_a_dense_on_images() -> Any:
+    """Graph optimisation does not know that a gradient has the sizes of the sum: it keeps its name from the addition.
+
+    By that name it is the first of four terms, by its maker's the last.
+    """
+    inputs = keras.Input((6, 6, 8))
+    x = layers.Dense(8, "gelu", name="first")(inputs)
+    mean = layers.GlobalAveragePooling2D(keepdims=True, name="mean")(x)
+    y = layers.Multiply(name="times")([x, layers.Conv2D(8, 1, activation="sigmoid", name="scale")(mean)])
+    y = layers.DepthwiseConv2D(3, padding="same", name="depthwise")(layers.Add(name="add0")([x, y]))
+    return model_of(inputs, layers.Dense(8, "gelu", name="z")(layers.Add(name="add1")([x, y])))
+
+
+@pytest.mark.parametrize(
+    "optimize",
+    [functools.partial(optimized_between_cuts, length=2), lambda model: optimized_by_hand(model, ("first", "mean"))],
+    ids=["everywhere", "in front"],
+)
+def test_a_gradient_of_unknown_sizes_keeps_the_name_of_its_addition(optimize: Callable[[Any], Any]) -> None:
+    model = sum_before_a_dense_on_images()
+    assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimize(model), EXACT))
+
+
 def test_every_rule_has_a_case() -> None:
     by_graphs = {Rule.FREE_CONSTANTS, Rule.SQUARES_OF_CUBES, Rule.GRADIENTS_AS_TERMS}
     by_positions = {Rule.WHOLE_SUMS, Rule.WHOLE_CONSTANT_CHAINS}

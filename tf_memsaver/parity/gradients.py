@@ -46,29 +46,40 @@ def is_ready(operation: tf.Operation) -> bool:
 
 def maker_of(tensor: tf.Tensor) -> tf.Operation:
     """Return the operation that made a tensor, before it was passed on unchanged: by an addition's gradient, too."""
-    return _history(tensor)[0]
-
-
-def _history(tensor: tf.Tensor) -> tuple[tf.Operation, list[tf.Operation]]:
-    """Return the operation that made a tensor, and the ends of gradients of additions that passed it on, last first."""
-    additions: list[tf.Operation] = []
-    while True:
-        operation = tensor.op
-        source = operation.inputs[tensor.value_index] if operation.type in ("Identity", "IdentityN") else None
-        if operation.type in (KEPT_IDENTITY, "Sub") and _COPY.search(operation.name):
-            source = operation.inputs[0]
-        is_of_sum = operation.type == "Reshape" and operation.inputs[0].op.type == "Sum"
-        if is_of_sum:
-            summed = operation.inputs[0].op.inputs[0]
-            same = summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list()
-            source = summed if same else None
-        elif operation.type == "Reshape":
-            source = _before_reshapes(tensor)
-        if source is None:
-            return operation, additions
-        if is_of_sum:
-            additions.append(operation)
+    source: tf.Tensor | None = tensor
+    while source is not None:
         tensor = source
+        operation = tensor.op
+        if operation.type in ("Identity", "IdentityN"):
+            source = operation.inputs[tensor.value_index]
+        elif operation.type in (KEPT_IDENTITY, "Sub") and _COPY.search(operation.name):
+            source = operation.inputs[0]
+        else:
+            source = _before_addition(tensor) if _is_of_sum(operation) else _before_reshapes(tensor)
+    return tensor.op
+
+
+def _before_additions(tensor: tf.Tensor) -> tuple[tf.Tensor, list[tf.Operation]]:
+    """Return what gradients of additions passed on unchanged, and the ends of these gradients, first one first."""
+    ends: list[tf.Operation] = []
+    while True:
+        # What leaves a replay has one around it that refuses second derivatives.
+        passed = tensor.op.inputs[tensor.value_index] if tensor.op.type == "IdentityN" else tensor
+        source = _before_addition(passed) if _is_of_sum(passed.op) else None
+        if source is None:
+            return tensor, ends[::-1]
+        ends.append(passed.op)
+        tensor = source
+
+
+def _is_of_sum(operation: tf.Operation) -> bool:
+    return operation.type == "Reshape" and operation.inputs[0].op.type == "Sum"
+
+
+def _before_addition(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Return what the gradient of an addition brought to the shape of an operand, None where that is another one."""
+    summed = tensor.op.inputs[0].op.inputs[0]
+    return summed if summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list() else None
 
 
 def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -104,20 +115,29 @@ def under_plain_name(
     own_name = name if gradient.op.type == "Placeholder" else None
     if one_of_several and not held and not has_layout(gradient):
         with tf.control_dependencies([gate]):
-            return _copied(None, gradient, _ARRIVED, own_name)
-    return _copied(gate, gradient, _ARRIVED, own_name)
+            return _copied(gradient, lambda each: kept(each, _ARRIVED), own_name)
+    return _copied(gradient, lambda each: after(gate, each, _ARRIVED), own_name)
 
 
-def _copied(gate: tf.Tensor | None, gradient: tf.Tensor, ending: str, name: str | None = None) -> tf.Tensor:
-    """Return a gradient as an operation with its name in the plain step, or with another one, after the gate if any.
+def released(gate: tf.Tensor | None, gradient: tf.Tensor) -> tf.Tensor:
+    """Return a gradient that leaves a replay, after the gate if any, under its name in the plain step.
+
+    Graph optimisation sorts the terms of a sum by name, and what passes straight through an addition is such a term.
+    """
+    return _copied(gradient, lambda each: after(gate, each, READY))
+
+
+def _copied(gradient: tf.Tensor, copied: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
+    """Return a gradient as an operation with its name in the plain step, or with another one; ``copied`` makes it.
 
     Where graph optimisation cannot tell that an addition's operands are of one shape, it keeps what sums their
-    gradients up to their shapes, and its names: so these operations, which change nothing, follow once more.
+    gradients up to their shapes, and its names. So what is copied is the gradient before that, which has its own sizes,
+    and these operations, which change nothing, follow it.
     """
-    maker, additions = _history(gradient)
-    with tf.name_scope(f"{name or maker.name}/"):
-        copy = kept(gradient, ending) if gate is None else after(gate, gradient, ending)
-    for reshape in reversed(additions if name is None else []):
+    source, ends = (gradient, []) if name is not None else _before_additions(gradient)
+    with tf.name_scope(f"{name or maker_of(source).name}/"):
+        copy = copied(source)
+    for reshape in ends:
         total = reshape.inputs[0].op
         with tf.name_scope(f"{reshape.name.rpartition('/')[0]}/"):
             copy = tf.raw_ops.Sum(input=copy, axis=total.inputs[1], name=total.name.rpartition("/")[2])
@@ -278,9 +298,10 @@ def gradient_as_term(gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
     with the first of its terms whose buffer nobody else has.
     """
     if has_layout(gradient):
-        return _copied(gates.gate([gates.first_elements([gradient])]), gradient, _TERM)
+        gate = gates.gate([gates.first_elements([gradient])])
+        return _copied(gradient, lambda each: after(gate, each, _TERM))
     with stop_recording():
-        term = _copied(None, gradient, _TERM)
+        term = _copied(gradient, lambda each: kept(each, _TERM))
     record_operation("Identity", [term], [gradient], lambda further: [further])
     return term
 

@@ -9,7 +9,6 @@ import contextlib
 import contextvars
 import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,15 +224,11 @@ class Parity:
             return False
         return bool(gradients.maker_of(gradient).type == REORDERED_BY_SIZE)
 
-    def named_as(self, gradient: tf.Tensor) -> AbstractContextManager[Any]:
-        """Open the name scope for a copy of a gradient that leaves a replay.
-
-        Graph optimisation sorts the terms of a sum by name, and a gradient that passes straight through an addition
-        becomes such a term: so each copy takes the name of the operation that made it.
-        """
+    def released(self, gate: tf.Tensor | None, gradient: tf.Tensor) -> tf.Tensor:
+        """Return a gradient that leaves a replay, after the gate if any: it is ready, as its operation's name says."""
         if Rule.LEAVING_NAMES in self.rules:
-            return tf.name_scope(f"{gradients.maker_of(gradient).name}/")
-        return contextlib.nullcontext()
+            return gradients.released(gate, gradient)
+        return after(gate, gradient, gradients.READY)
 
     def leaving(self, gradient: tf.Tensor, gates: Gates) -> tf.Tensor:
         """Return a gradient that leaves a segment and may be a term of a sum (``gradients.may_be_summed``)."""

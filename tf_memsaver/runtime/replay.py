@@ -178,8 +178,7 @@ def _released(
         for place in waiting:
             is_early = place >= inputs and place != smallest and early[place - inputs]
             if not (is_early and is_kernel(found[place])):
-                with parity.named_as(found[place]):
-                    released[place] = after(gate if place == smallest else None, found[place], READY)
+                released[place] = parity.released(gate if place == smallest else None, found[place])
     return released
 
 
