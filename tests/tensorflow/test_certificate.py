@@ -125,9 +125,10 @@ def two_headed() -> Any:
     x = inputs = keras.Input((16,))
     x = layers.Dense(16, "tanh", name="shared")(x)
     left = layers.Dense(16, "tanh", name="left")(x)
-    right = layers.Dense(16, "tanh", name="right")(inputs)
+    middle, right = (layers.Dense(16, "tanh", name=name)(inputs) for name in ("middle", "right"))
     features = layers.Dense(2, name="features")(x)
-    return keras.Model(inputs, [layers.Dense(1, name="head")(layers.Add(name="sum")([x, left, right])), features])
+    y = layers.Add(name="sum")([x, left, middle, right])
+    return keras.Model(inputs, [layers.Dense(1, name="head")(y), features])
 
 
 def test_a_model_file_loads_whatever_outputs_have_a_loss(tmp_path: Path) -> None:
