@@ -25,6 +25,7 @@ from tests.tensorflow.plans import (
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat.onednn import takes_onednn
 from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.parity import sums
 from tf_memsaver.parity.gradients import maker_of, of_shape
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
@@ -310,6 +311,40 @@ def test_segments_part_the_readers_of_a_term_of_three() -> None:
     optimized = between_cuts(model)
     assert all(segment.stop - segment.start == 1 for segment in optimized.memsaver_plan.segments)
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
+
+
+def pairs_of(make: Callable[[Any], list[Any]]) -> bool:
+    """Whether terms that are made of an image are added in pairs."""
+    with tf.Graph().as_default():
+        terms = make(tf.ones((2, 3)))
+        added = sums.in_pairs(terms)
+    return added is not terms
+
+
+def test_which_sums_are_added_in_pairs() -> None:
+    assert pairs_of(lambda x: [tf.exp(x), tf.sin(x), tf.tanh(x)])
+    assert not pairs_of(lambda x: [tf.exp(x), tf.sin(x)])
+    # Others read one, or have its buffer, too, and what is a sum or has a factor in common is rewritten.
+    assert not pairs_of(lambda x: [y := tf.exp(x), tf.sin(y), tf.tanh(x)])
+    assert not pairs_of(lambda x: [tf.exp(x), tf.sin(x), tf.reshape(tf.tanh(x), (2, 3))])
+    assert not pairs_of(lambda x: [tf.exp(x), tf.sin(x), x + 1.0])
+    assert not pairs_of(lambda x: [x * tf.exp(x), tf.sin(x) * x, tf.tanh(x) * x])
+    assert pairs_of(lambda x: [x * tf.exp(x), tf.sin(x) * x, tf.tanh(x) * 2.0])
+    # A size is not known.
+    assert not pairs_of(lambda x: [each(tf.boolean_mask(x, x[:, 0] > 0)) for each in (tf.exp, tf.sin, tf.tanh)])
+
+
+def test_pairs_are_added_in_the_order_of_names() -> None:
+    with tf.Graph().as_default():
+        x = tf.ones((2, 3))
+        first, last = sums.in_pairs([tf.exp(x, "c"), tf.exp(x, "a"), tf.exp(x, "b")])
+        assert last.op.name == "c" and [each.op.name for each in first.op.inputs[0].op.inputs] == ["a", "b"]
+
+
+def test_what_a_graph_holds_of_eager_terms_is_added_as_it_is() -> None:
+    terms = [tf.ones(3) for _ in range(3)]
+    with tf.Graph().as_default():
+        assert sums.in_pairs(terms) is terms
 
 
 def sum_before_a_dense_on_images() -> Any:

@@ -162,8 +162,9 @@ def _name(tensor: tf.Tensor) -> str:
 
 
 def _has_its_buffer_alone(tensor: tf.Tensor) -> bool:
-    is_static = tensor.shape.is_fully_defined() and not has_layout(tensor)
-    return is_static and not tensor.consumers() and tensor.op.type not in SUMS and buffer_of(tensor) is tensor
+    if not tf.is_symbolic_tensor(tensor) or not tensor.shape.is_fully_defined() or has_layout(tensor):
+        return False
+    return not tensor.consumers() and tensor.op.type not in SUMS and buffer_of(tensor) is tensor
 
 
 def _have_a_common_factor(terms: Sequence[tf.Tensor]) -> bool:
