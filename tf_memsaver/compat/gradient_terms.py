@@ -24,6 +24,9 @@ from tf_memsaver.compat.tapes import wrap_gradient_function, wrap_recorded_gradi
 
 _vspace = backprop._default_vspace
 
+Prepare = Callable[[Sequence[Any]], Sequence[Any]]
+"""What a graph adds up instead of the terms of a gradient: them as they are, or fewer terms of the same sum."""
+
 
 class _Terms(list[Any]):
     """What a tape gets instead of the sum of a source's terms."""
@@ -37,9 +40,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-Prepare = Callable[[Sequence[Any]], Sequence[Any]]
-"""What a graph adds up instead of the terms of a gradient: them as they are, or fewer terms of the same sum."""
-
 _graphs: weakref.WeakKeyDictionary[Any, Prepare] = weakref.WeakKeyDictionary()
 """The graphs in which segments were recorded, with what is done with terms there before they are added up."""
 _eager: weakref.WeakSet[Any] = weakref.WeakSet()
