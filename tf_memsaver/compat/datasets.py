@@ -119,8 +119,11 @@ NOTHING_HELD = Held()
 
 def held_by(dataset: tf.data.Dataset) -> Held:
     """Return what a dataset holds, so far as its steps tell it: tensors, the elements that it keeps, and batches."""
-    unknown = {_KEEPING[type(step).__name__] for step in _steps(dataset) if _elements_kept(step) is None}
-    return Held(tuple(_buffers(dataset)), _ready_batches(dataset), tuple(sorted(unknown)))
+    kept = [(step, _elements_kept(step)) for step in _steps(dataset)]
+    buffers = [(nbytes, 1) for nbytes in tensors_in(dataset)]
+    buffers += (each for step, count in kept if count for each in _kept_by(step, count))
+    unknown = {_KEEPING[type(step).__name__] for step, count in kept if count is None}
+    return Held(tuple(buffers), _ready_batches(dataset), tuple(sorted(unknown)))
 
 
 def tensors_in(dataset: tf.data.Dataset) -> Iterator[int]:
@@ -135,16 +138,16 @@ def bytes_of(tensor: Any) -> int:
     return int(tensor.shape.num_elements() * tensor.dtype.size) if tensor.shape.is_fully_defined() else 0
 
 
-def _buffers(dataset: Any) -> Iterator[tuple[int, int]]:
-    yield from ((nbytes, 1) for nbytes in tensors_in(dataset))
-    for step in _steps(dataset):
-        count, specs = _elements_kept(step), tf.nest.flatten(step.element_spec)
-        if count and all(isinstance(spec, tf.TensorSpec) for spec in specs):
-            are_views = _are_slices(step)
-            for spec, shape in zip(specs, flat_shapes(step), strict=True):
-                nbytes = bytes_of(tf.TensorSpec(shape, spec.dtype))
-                if not are_views or nbytes % _ALIGNMENT:
-                    yield nbytes, count
+def _kept_by(step: Any, count: int) -> Iterator[tuple[int, int]]:
+    """Yield the buffers of so many elements that a step of a dataset keeps."""
+    specs = tf.nest.flatten(step.element_spec)
+    if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+        return
+    are_views = _are_slices(step)
+    for spec, shape in zip(specs, flat_shapes(step), strict=True):
+        nbytes = bytes_of(tf.TensorSpec(shape, spec.dtype))
+        if not are_views or nbytes % _ALIGNMENT:
+            yield nbytes, count
 
 
 def _steps(dataset: Any) -> Iterator[Any]:

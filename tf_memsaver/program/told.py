@@ -129,11 +129,13 @@ def _say_what_is_not_counted(model: Any, data: Data) -> None:
     if not data.held.not_counted or model in _NOT_COUNTED or has_gpu():
         return
     _NOT_COUNTED.add(model)
+    steps = [f"{step}()" for step in data.held.not_counted]
     logging.warning(
-        "model '%s': the length of its data is not known, so what %s keeps in memory is not counted. Call "
-        "dataset.apply(tf.data.experimental.assert_cardinality(...)) before it, or leave room in the budget.",
+        "model '%s': the length of its data is not known, so what %s %s in memory is not counted. Call "
+        "dataset.apply(tf.data.experimental.assert_cardinality(...)) before that, or leave room in the budget.",
         model.name,
-        " and ".join(f"{step}()" for step in data.held.not_counted),
+        " and ".join(steps),
+        "keeps" if len(steps) == 1 else "keep",
     )
 
 
