@@ -34,8 +34,8 @@ def _splitting_positions(step: TracedStep) -> set[int]:
     """Return the positions between the readers of a tensor with a gradient of many terms that is a term of a sum, too.
 
     Where a size is not known, graph optimisation finds out by and by that the gradient of such a sum is that of each
-    term, and sorts the terms of gradients by the names that they have in between. What leaves a segment has those of
-    the end. Of sums of three terms it finds out before it sorts (in 500 gradients of 90 random networks).
+    term, and sorts the terms of gradients by the names that they have in between. What leaves a segment may have those
+    of the end. Of sums of three terms it finds out before it sorts (in 500 gradients of 90 random networks).
     """
     unit_of, readers = _readers(step, (Phase.FORWARD,))
     forward = [each for each in step.graph.get_operations() if id(each) in unit_of]
