@@ -14,7 +14,7 @@ from tools.shared.nets import chain
 def at(size: int, count: int = 5) -> Graph:
     """A chain whose tensors take 30 bytes, and 10 more for a sample."""
     graph = chain([30 + 10 * size] * count)
-    ops = tuple(replace(op, flops=7 * size, seconds=0.5 + size) for op in graph.ops)
+    ops = tuple(replace(op, flops=7 * size, seconds=0.5 + size, racing_bytes=3 * size) for op in graph.ops)
     return replace(graph, batch_size=size, ops=ops)
 
 

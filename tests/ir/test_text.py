@@ -56,6 +56,14 @@ def test_what_was_chosen_is_part_of_the_form():
     assert parse(dump(graph)) == graph
 
 
+def test_lists_of_tensors_and_loops_that_race_come_back():
+    graph = parse(GOLDEN)
+    values = tuple(dataclasses.replace(each, parts=1 + each.index) for each in graph.values)
+    ops = tuple(dataclasses.replace(each, racing_bytes=each.index) for each in graph.ops)
+    graph = dataclasses.replace(graph, values=values, ops=ops)
+    assert parse(dump(graph)) == graph != parse(GOLDEN)
+
+
 def test_comments_and_empty_lines_are_skipped():
     lines = [f"{line}  # a comment" for line in GOLDEN.splitlines()]
     assert parse("\n\n# a graph\n" + "\n".join(lines)) == parse(GOLDEN)

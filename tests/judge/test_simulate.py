@@ -280,6 +280,44 @@ def test_a_cpu_counts_no_small_buffers_unless_there_is_little_else(segments: tup
     assert reported(BESIDE, "CPU", scale=4) > reported(large, "CPU", scale=4)
 
 
+@pytest.mark.parametrize(
+    "segments", [(segment(0, len(BESIDE), STORE),), (segment(0, 4, RECOMPUTE), segment(4, len(BESIDE), STORE))]
+)
+def test_a_cpu_counts_a_list_by_the_size_of_its_elements(segments: tuple[Segment, ...]):
+    graph = dataclasses.replace(chain(BESIDE, scale=2**10), device="CPU")
+
+    def reported(least: int, most_of_a_part: int | None) -> int:
+        """Return what is reported where activations of at least so many bytes are lists, or 0 bytes if None."""
+
+        def changed(value: Value) -> Value:
+            if value.kind is not MemoryKind.ACTIVATION or value.nbytes < least:
+                return value
+            if most_of_a_part is None:
+                return dataclasses.replace(value, nbytes=0)
+            return dataclasses.replace(value, parts=-(-value.nbytes // most_of_a_part))
+
+        return Simulator(dataclasses.replace(graph, values=tuple(map(changed, graph.values)))).reported_peak(segments)
+
+    assert reported(10 << 20, 255 << 10) == reported(10 << 20, None) < reported(10 << 20, 512 << 10)
+    assert reported(10 << 20, 512 << 10) == Simulator(graph).reported_peak(segments)
+
+
+def test_what_a_loop_takes_besides_counts_where_several_threads_run_what_is_ready():
+    def peaks(device: str, racing: int) -> tuple[int, int, int]:
+        graph = dataclasses.replace(chain([8, 12, 5, 9], scale=2**20), device=device)
+        graph = dataclasses.replace(graph, ops=tuple(dataclasses.replace(op, racing_bytes=racing) for op in graph.ops))
+        simulator = Simulator(graph)
+        plain, plan = (segment(0, 4, STORE),), (segment(0, 3, RECOMPUTE), segment(3, 4, STORE))
+        return simulator.reported_peak(plain), simulator.highest_peak(plain), simulator.highest_peak(plan)
+
+    more = 64 << 20
+    (usual, most, planned), before = peaks("CPU", more), peaks("CPU", 0)
+    assert usual >= before[0] + more // 2 and most >= before[1] + more
+    # A plan's step runs in order, and one thread launches a GPU's kernels.
+    assert planned == before[2]
+    assert peaks("GPU", more) == peaks("GPU", 0)
+
+
 def test_what_is_not_counted_is_the_small_buffers_of_the_plain_step():
     graph = dataclasses.replace(chain(BESIDE, scale=2**10), device="CPU")
     small = dataclasses.replace(chain([size if size < 256 else 0 for size in BESIDE], scale=2**10), device="IDEAL")

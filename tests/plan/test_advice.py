@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tf_memsaver.errors import InfeasibleBudgetError
-from tf_memsaver.ir.graph import CODE, Graph
+from tf_memsaver.ir.graph import CODE, Graph, MemoryKind
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.plan.advice import advice
 from tf_memsaver.plan.plan import Plan
@@ -48,6 +48,15 @@ def test_what_is_pinned_is_named_with_its_reason() -> None:
     assert "The plan is by layers alone: write the loop in Python. Try" in ends
     assert "Try granularity='op', which" in advised(deep(pinned=RANDOM), granularity="auto")
     assert "granularity" not in advised(deep(pinned=RANDOM), granularity="op")
+
+
+def test_much_that_a_cpu_does_not_count_is_told() -> None:
+    graph = replace(chain([8] * 12, scale=1 << 20), device="CPU")
+    assert "below 256 KiB" not in advised(graph)
+    # Each activation is now a list of ten thousand.
+    lists = (replace(value, parts=10_000) if value.kind is MemoryKind.ACTIVATION else value for value in graph.values)
+    values = tuple(lists)
+    assert "in tensors below 256 KiB, such as those of single time steps" in advised(replace(graph, values=values))
 
 
 def test_code_between_layers_is_no_layer_that_cannot_be_replayed() -> None:

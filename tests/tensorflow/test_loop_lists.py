@@ -162,6 +162,21 @@ def test_a_loop_that_goes_back_takes_one_step_at_a_time() -> None:
     assert all(np.array_equal(*both) for both in zip(*found.values(), strict=True))
 
 
+@pytest.mark.parametrize(("units", "waiting"), [(UNITS, 31), (UNITS // 4, 0)])
+def test_elements_of_lists_and_gradients_that_wait_to_be_added_are_known(units: int, waiting: int) -> None:
+    """Tensors below 256 KiB do not count on a CPU: neither the elements of lists nor the gradients of small kernels."""
+    inputs = keras.Input((STEPS, units))
+    model = keras.Model(inputs, layers.Dense(1)(layers.GRU(units)(inputs)))
+    model.compile("sgd", "mse", jit_compile=False)
+    data = (np.zeros((BATCH, STEPS, units), np.float32), np.zeros((BATCH, 1), np.float32))
+    graph = tf_memsaver.trace(model, data=data).graph
+    lists = [value for value in graph.values if value.parts > 1]
+    assert len(lists) > 4 and {value.parts for value in lists} == {STEPS}
+    # A GRU's kernel has three gates. TensorFlow begins up to 32 steps of the loop.
+    kernel = 3 * 4 * units * units
+    assert sum(op.racing_bytes for op in graph.ops) == waiting * kernel
+
+
 class Settling(layers.Layer):
     """Runs as many steps as its values say."""
 

@@ -30,7 +30,16 @@ from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.parity.control import filter_gradients_first
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import sizes_worked_out
-from tf_memsaver.tfgraph.operations import costs_of, kernels_here, shaped_like, spec_of, tensor_bytes, tensors_read
+from tf_memsaver.tfgraph.operations import (
+    costs_of,
+    kernels_here,
+    parts_of,
+    shaped_like,
+    spec_of,
+    tensor_bytes,
+    tensors_read,
+    waiting_terms,
+)
 
 TINY_BYTES = 1024
 """Ops that read and write nothing larger are left out: scalars and shapes; together they stay far below a page each."""
@@ -152,11 +161,9 @@ class _Builder:
 
     # -- values ---------------------------------------------------------------------------------------------------
 
-    def _add(self, name: str, nbytes: int, kind: MemoryKind, alias_of: int | None = None) -> int:
-        index = len(self.values)
-        self.values.append(
-            Value(index=index, name=name, nbytes=self._device.rounded(nbytes), kind=kind, alias_of=alias_of)
-        )
+    def _add(self, name: str, nbytes: int, kind: MemoryKind, alias_of: int | None = None, parts: int = 1) -> int:
+        index, size = len(self.values), self._device.rounded(nbytes)
+        self.values.append(Value(index=index, name=name, nbytes=size, kind=kind, alias_of=alias_of, parts=parts))
         return index
 
     def _add_residents(self) -> None:
@@ -312,7 +319,10 @@ class _Builder:
             source = viewed_input(operation, place)
             viewed = None if source is None else self._value_of.get(id(source))
             own_kind = MemoryKind.WEIGHT_GRADIENT if id(tensor) in self._weight_gradients else kind
-            value = self._add(tensor.name, 0 if viewed is not None else nbytes, own_kind, viewed)
+            if viewed is None:
+                value = self._add(tensor.name, nbytes, own_kind, parts=parts_of(tensor))
+            else:
+                value = self._add(tensor.name, 0, own_kind, viewed)
             self._value_of[id(tensor)] = value
             outputs.append(value)
         moved = flops = matrix_flops = workspace = 0
@@ -325,6 +335,7 @@ class _Builder:
                 for place in rules.overwritable_inputs(spec)
                 for value in self._values_of([operation.inputs[place]])
             )
+        waiting, term_bytes = waiting_terms(operation)
         like = shaped_like(operation) if phase is Phase.FORWARD else None
         return Op(
             index=index,
@@ -338,6 +349,7 @@ class _Builder:
             bytes_moved=moved,
             seconds=self._device.seconds(matrix_flops, moved, reduces=operation.type in rules.REDUCTIONS),
             workspace_bytes=workspace,
+            racing_bytes=waiting * term_bytes if term_bytes >= self._device.pooled_from else 0,
             overwrites=overwrites,
             shapes=(self._value_of[id(like)],) if id(like) in self._value_of else (),
         )

@@ -63,9 +63,9 @@ class Device:
         """Return ``nbytes`` as the device's allocator counts them."""
         return -(-nbytes // self.granularity) * self.granularity
 
-    def pooled(self, nbytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return buffers' bytes, and 0 for those that do not come from the pool."""
-        return np.where(nbytes >= self.pooled_from, nbytes, 0)
+    def pooled(self, nbytes: npt.NDArray[np.int64], parts: npt.ArrayLike = 1) -> npt.NDArray[np.int64]:
+        """Return values' bytes, 0 for those whose buffers, one for each of ``parts``, do not come from the pool."""
+        return np.where(nbytes >= self.pooled_from * np.asarray(parts), nbytes, 0)
 
     def rounded_alone(self, nbytes: int) -> int:
         """Return what counts for a buffer that is larger than all before it.

@@ -45,13 +45,17 @@ class MemoryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """A tensor of the step, with its size in bytes. ``alias_of`` is the value whose buffer a view shares."""
+    """A tensor of the step, with its size in bytes. ``alias_of`` is the value whose buffer a view shares.
+
+    A list of tensors has a buffer for each: ``parts`` says how many, all of the same size.
+    """
 
     index: int
     name: str
     nbytes: int
     kind: MemoryKind
     alias_of: int | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,9 @@ class Op:
     addition to those that make its inputs (through control dependencies, and operations that are too small to be
     listed). ``shapes`` are values of which it reads only the shape. They are not kept for it, but a replay of it makes
     them again, since the batch size is known only when the step runs. For backward operations, ``tape`` numbers the
-    passes of tapes that follow each other: two may go back through the same forward operations.
+    passes of tapes that follow each other: two may go back through the same forward operations. ``racing_bytes`` is
+    what an operation works with besides ``workspace_bytes`` where the step is not held in order: TensorFlow begins
+    several steps of a loop at once.
     """
 
     index: int
@@ -78,6 +84,7 @@ class Op:
     bytes_moved: int = 0
     seconds: float = 0.0
     workspace_bytes: int = 0
+    racing_bytes: int = 0
     overwrites: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     shapes: tuple[int, ...] = ()

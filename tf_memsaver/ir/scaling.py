@@ -48,6 +48,7 @@ class Scaling:
                     bytes_moved=round(between(a.bytes_moved, b.bytes_moved)),
                     seconds=between(a.seconds, b.seconds),
                     workspace_bytes=round(between(a.workspace_bytes, b.workspace_bytes)),
+                    racing_bytes=round(between(a.racing_bytes, b.racing_bytes)),
                 )
                 for a, b in zip(small.ops, large.ops, strict=True)
             ),

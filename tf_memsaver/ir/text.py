@@ -26,7 +26,7 @@ from typing import Any
 from tf_memsaver.ir.graph import Cut, Graph, MemoryKind, Op, Phase, Unit, Value
 
 _TOKEN = re.compile(r'\s*([a-z_]+=)?("(?:[^"\\]|\\.)*"|[^\s"]+)')
-_INTS = ("flops", "bytes_moved", "workspace_bytes", "tape")
+_INTS = ("flops", "bytes_moved", "workspace_bytes", "racing_bytes", "tape")
 _LISTS = {"reads": "inputs", "writes": "outputs", "overwrites": "overwrites", "after": "after", "shapes": "shapes"}
 
 
@@ -43,7 +43,8 @@ def dump(graph: Graph) -> str:
         lines.append(line + (f" pinned={_quoted(unit.pinned)}" if unit.pinned else ""))
     for value in graph.values:
         line = f"value {value.index} {_quoted(value.name)} {value.kind.value} {value.nbytes}"
-        lines.append(line + ("" if value.alias_of is None else f" view_of={value.alias_of}"))
+        line += "" if value.alias_of is None else f" view_of={value.alias_of}"
+        lines.append(line + (f" parts={value.parts}" if value.parts != 1 else ""))
     lines += [_op_line(op) for op in graph.ops]
     lines += [f"cut {cut.position} {_quoted(cut.label)}{_list(' live', cut.live)}" for cut in graph.cuts]
     lines.append(" ".join(["outputs", *map(str, graph.outputs)]))
@@ -120,6 +121,7 @@ def _value(rest: list[str], fields: dict[str, str]) -> Value:
         kind=MemoryKind(kind),
         nbytes=int(nbytes),
         alias_of=None if alias is None else int(alias),
+        parts=int(fields.pop("parts", 1)),
     )
 
 

@@ -148,10 +148,22 @@ class AllocatorLedger:
     Buffers below the device's ``pooled_from`` bytes come from elsewhere. They count as they are, or not at all.
     """
 
-    def __init__(self, device: Device, nbytes: Sequence[int], resident: Sequence[int], *, counts_small: bool) -> None:
-        """Start with buffers of ``resident`` bytes in place; ``nbytes`` gives the size of every buffer to come."""
+    def __init__(
+        self,
+        device: Device,
+        nbytes: Sequence[int],
+        parts: Sequence[int],
+        resident: Sequence[int],
+        *,
+        counts_small: bool,
+    ) -> None:
+        """Start with buffers of ``resident`` bytes in place.
+
+        ``nbytes`` gives the size of every buffer to come, and ``parts`` says how many it is in truth (``Value.parts``).
+        """
         self._allocator = BestFitAllocator(growing=device.pool_grows)
-        self._pooled_from, self._share, self._nbytes = device.pooled_from, device.pool_share, nbytes
+        self._pooled_from, self._share = device.pooled_from, device.pool_share
+        self._nbytes, self._parts = nbytes, parts
         self._address: dict[int, int | None] = {}
         self._small, self._counts_small = 0, counts_small
         counted = [size for size in resident if counts_small or size >= self._pooled_from]
@@ -172,7 +184,7 @@ class AllocatorLedger:
     def allocate(self, buffer: int) -> None:
         """A buffer is made."""
         size = self._nbytes[buffer]
-        if size >= self._pooled_from:
+        if size >= self._pooled_from * self._parts[buffer]:
             self._address[buffer] = self._allocator.allocate(size)
         else:
             self._address[buffer] = None

@@ -59,6 +59,11 @@ class Prepared:
         return np.array(self.nbytes, dtype=np.int64)
 
     @cached_property
+    def parts(self) -> Ints:
+        """In how many buffers each value lies."""
+        return np.array([value.parts for value in self.graph.values], dtype=np.int64)
+
+    @cached_property
     def in_one_pass(self) -> Prepared:
         """The same for ``Graph.in_one_pass``, as searches see the step."""
         joined = self.graph.in_one_pass

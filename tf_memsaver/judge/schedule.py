@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     steps: list[ScheduledOp]
     rows: StepArrays
     copies: Ints
-    """The size of each copy in bytes."""
+    """The value that each copy is one of."""
     replayed: Sequence[int]
     """The ops that run again, in order."""
 
@@ -60,9 +60,19 @@ class Schedule:
         return StepArrays.joined([piece.rows.moved(first, by) if by else piece.rows for piece, by in self._placed])
 
     @cached_property
+    def _values(self) -> Ints:
+        """The value that each buffer has."""
+        return np.concatenate([np.arange(len(self._prepared.nbytes)), *(piece.copies for piece in self._pieces)])
+
+    @cached_property
     def sizes(self) -> Ints:
         """The bytes of each buffer."""
-        return np.concatenate([self._prepared.sizes, *(piece.copies for piece in self._pieces)])
+        return self._prepared.sizes[self._values]
+
+    @cached_property
+    def parts(self) -> Ints:
+        """``Value.parts`` of each buffer."""
+        return self._prepared.parts[self._values]
 
     @cached_property
     def steps(self) -> list[ScheduledOp]:
@@ -221,7 +231,7 @@ class _Writer:
         self._prepared, self._runs = prepared, runs
         self.steps: list[ScheduledOp] = []
         self.copies: list[int] = []
-        """The bytes of each copy of a value."""
+        """The value that each copy is one of."""
 
     def write(self, segment: Segment | None, backward: Sequence[Op], redirects: Redirects) -> None:
         """Write the backward ops of a segment, or of none, that read forward values through ``redirects``."""
@@ -250,9 +260,9 @@ class _Writer:
         for number, ops in self._runs(segment.children, backward):
             self.write(segment.children[number] if number >= 0 else None, ops, redirects)
 
-    def _copy(self, nbytes: int) -> int:
+    def _copy(self, value: int) -> int:
         """Return a new buffer, for a copy of a value."""
-        self.copies.append(nbytes)
+        self.copies.append(value)
         return len(self._prepared.nbytes) + len(self.copies) - 1
 
     def _emit(self, op: Op, redirects: Redirects) -> None:
@@ -273,7 +283,7 @@ class _Writer:
         for value in op.outputs:
             alias = prepared.aliases[value]
             if alias is None:
-                redirects[value] = self._copy(prepared.nbytes[value])
+                redirects[value] = self._copy(value)
                 made.append(redirects[value])
             else:
                 redirects[value] = redirects.get(alias, prepared.roots[alias])
@@ -335,7 +345,7 @@ class _Writer:
             redirects[value] = redirects[alias]
             return
         known = len(prepared.nbytes)
-        copy = self._copy(prepared.nbytes[source] if source < known else self.copies[source - known])
+        copy = self._copy(source if source < known else self.copies[source - known])
         self.steps.append(ScheduledOp(-1, True, (source, copy), (copy,), (source,), 0))
         redirects[value] = copy
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, Device, device_named
+from tf_memsaver.cost.device import LEAST_COUNTED_STEP, MOST_OF_RACING, device_named
 from tf_memsaver.ir.graph import Graph, MemoryKind, Phase
 from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge import executor
@@ -80,12 +80,12 @@ class Measured:
 _CHANGES = ("AssignAddVariableOp", "AssignSubVariableOp")
 """Operations that change a variable in place, where nobody else reads it."""
 
-Amounts = Callable[[Ints], npt.NDArray[Any]]
-"""What of buffers is added up, from their bytes."""
+Amounts = Callable[[Ints, Ints | int], npt.NDArray[Any]]
+"""What of values is added up, from their bytes and ``Value.parts``."""
 
 
-def _bytes(nbytes: Ints) -> Ints:
-    """Return buffers' bytes as they are: what ``Amounts`` is where all of them count."""
+def _bytes(nbytes: Ints, parts: Ints | int) -> Ints:
+    """Return values' bytes as they are: what ``Amounts`` is where all of them count."""
     return nbytes
 
 
@@ -94,6 +94,12 @@ _ROUNDS = 3
 
 PLAYS = 5
 """How often the plain step is played for its reported peak."""
+
+_WAITING = 0.5
+"""The share of ``Op.racing_bytes`` that plain steps take. They take almost none or all of it, in turn: of small kernels
+(an LSTM of 96 units, a GRU of 256) in most steps all, of large ones (an LSTM of 512) in one of twenty, and in all of
+them beside busy processes.
+"""
 
 _SPREAD = 0.5
 """Standard deviation of the logarithm of an op's time, as kernels and threads vary it."""
@@ -165,15 +171,16 @@ class Simulator:
         device, schedule = self._device, self._scheduler.schedule(segments, taped=True)
         lives = self._lives(schedule)
         places, scratch = lives.places(), device.pooled(schedule.rows.workspace)
-        sizes = device.pooled(schedule.sizes[places.buffers])
+        sizes = device.pooled(schedule.sizes, schedule.parts)[places.buffers]
         replaced = {int(places.of[new]): variable for variable, new in self.replaced_variables}
         memory = ChunksInOrder(self._pooled_residents, growing=device.pool_grows)
         # What variables were made in is left step by step.
         runs = (memory.run(sizes, places, scratch, replaced) for _ in range(_ROUNDS if replaced else 1))
         chunks = functools.reduce(np.maximum, runs)
         sums = self._sums(schedule, lives)
-        small = sums(lambda nbytes: self._counted(nbytes, device) - device.pooled(nbytes))
-        squares = sums(lambda nbytes: device.pooled(nbytes).astype(np.float64) ** 2) - scratch.astype(np.float64) ** 2
+        small = sums(lambda nbytes, parts: self._counted(nbytes, parts) - device.pooled(nbytes, parts))
+        squares = sums(lambda nbytes, parts: device.pooled(nbytes, parts).astype(np.float64) ** 2)
+        squares -= scratch.astype(np.float64) ** 2
         usual = (1 + device.pool_share) * chunks + small
         most = usual + np.sqrt(np.maximum(squares, 0.0))
         data, least = self.prepared.data_bytes, self.counted_resident_bytes
@@ -187,18 +194,18 @@ class Simulator:
     @cached_property
     def counted_resident_bytes(self) -> int:
         """The resident bytes that count."""
-        return int(self._counted(self._resident_sizes, self._device).sum()) + self.prepared.data_bytes
+        return int(self._counted(self._resident_sizes).sum()) + self.prepared.data_bytes
 
     @cached_property
     def uncounted_bytes(self) -> int:
         """The most bytes of the plain step that are live at a time and do not count."""
         schedule = self._scheduler.schedule(stored(len(self.graph.units)))
         sums = self._sums(schedule, self._lives(schedule))
-        return int(sums(lambda nbytes: nbytes - self._counted(nbytes, self._device)).max(initial=0))
+        return int(sums(lambda nbytes, parts: nbytes - self._counted(nbytes, parts)).max(initial=0))
 
-    def _counted(self, nbytes: Ints, device: Device) -> Ints:
-        """Return buffers' bytes as ``get_memory_info`` counts them: 0 for those that do not come from the pool."""
-        return nbytes if self.counts_small else device.pooled(nbytes)
+    def _counted(self, nbytes: Ints, parts: Ints | int = 1) -> Ints:
+        """Return values' bytes as ``get_memory_info`` counts them: 0 for those that do not come from the pool."""
+        return nbytes if self.counts_small else self._device.pooled(nbytes, parts)
 
     @cached_property
     def _pooled_residents(self) -> dict[int, int]:
@@ -233,8 +240,9 @@ class Simulator:
         """Return what adds up amounts of the live buffers, workspace included, in each step of a schedule."""
 
         def sums(amounts: Amounts) -> npt.NDArray[Any]:
-            total: npt.NDArray[Any] = lives.sums(amounts(schedule.sizes)) + amounts(schedule.rows.workspace)
-            total += amounts(self._resident_sizes).sum()
+            total: npt.NDArray[Any] = lives.sums(amounts(schedule.sizes, schedule.parts))
+            total = total + amounts(schedule.rows.workspace, 1)
+            total += amounts(self._resident_sizes, 1).sum()
             return total
 
         return sums
@@ -264,31 +272,45 @@ class Simulator:
                 self._peaks[segments] = self._ordered_peaks(segments)
             else:
                 played, data = self.played_peak(segments), self.prepared.data_bytes
-                self._peaks[segments] = played + data, round(played * MOST_OF_RACING) + data
+                most = self.played_peak(segments, waiting=1.0) if self._waits else played
+                self._peaks[segments] = played + data, round(most * MOST_OF_RACING) + data
         return self._peaks[segments]
 
-    def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS) -> int:
+    def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS, waiting: float = _WAITING) -> int:
         """Return the mean peak of steps, without data beside, in which ops run when TensorFlow's executor starts them.
 
         Buffers count as the device's allocator hands them out. How long each op takes is known roughly only: the first
-        of ``plays`` takes the times as they are, the others vary them, always in the same way. ``segments`` replay
-        nothing.
+        of ``plays`` takes the times as they are, the others vary them, always in the same way. ``waiting`` is the share
+        of ``Op.racing_bytes`` that is there. ``segments`` replay nothing.
         """
         device = self._device
         steps, nbytes = self._with_copies_of_variables(
-            self._with_late_updates(self._scheduler.schedule(segments).steps)
+            self._with_late_updates(self._racing(self._scheduler.schedule(segments).steps, waiting))
         )
         dependencies = executor.Dependencies(steps, self.graph, self.prepared.outlive)
         seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
         total, residents = 0, [*self.prepared.residents.values()]
+        parts = [*self.prepared.parts.tolist(), *(1 for _ in nbytes[len(self.prepared.nbytes) :])]
         for play in range(plays):
             vary = random.Random(play).lognormvariate
             times = [each * vary(0.0, _SPREAD) for each in seconds] if play else seconds
-            ledger = AllocatorLedger(device, nbytes, residents, counts_small=self.counts_small)
+            ledger = AllocatorLedger(device, nbytes, parts, residents, counts_small=self.counts_small)
             executor.run(steps, nbytes, dependencies, times, expensive, ledger, device.threads)
             total += ledger.peak_bytes
         return total // plays
+
+    @cached_property
+    def _waits(self) -> bool:
+        """Whether ops of the plain step take ``Op.racing_bytes``: where several threads run what is ready."""
+        return self._device.threads > 1 and any(op.racing_bytes for op in self.graph.ops)
+
+    def _racing(self, steps: Sequence[ScheduledOp], share: float) -> Sequence[ScheduledOp]:
+        """Return the steps of a plain schedule with a share of ``Op.racing_bytes``."""
+        if not self._waits:
+            return steps
+        more = [round(share * self.graph.ops[step.op].racing_bytes) for step in steps]
+        return [step._replace(workspace=step.workspace + each) for step, each in zip(steps, more, strict=True)]
 
     def _with_late_updates(self, steps: Sequence[ScheduledOp]) -> list[ScheduledOp]:
         """Return the steps of a plain schedule with each update after all that it waits for, or is made of."""

@@ -66,11 +66,23 @@ def advice(simulator: Simulator, plan: Plan) -> str:
 
     Little is less than ``WORTH_WHILE``, or less than the plan costs (``_costs_more_than_it_saves``).
 
-    It also names a recurrent layer that makes most of the peak, since that can be cut along time.
+    It also names a recurrent layer that makes most of the peak, since that can be cut along time, and says where much
+    is in no figure.
     """
     time_chunks = time_chunks_advice(simulator.graph, plan.request, plan.peak_bytes)
-    parts = (_of_savings(simulator, plan), _of_budget(plan), time_chunks)
+    parts = (_of_savings(simulator, plan), _of_budget(plan), time_chunks, _of_small_tensors(simulator, plan))
     return " ".join(filter(None, parts))
+
+
+def _of_small_tensors(simulator: Simulator, plan: Plan) -> str:
+    """Return what to know where much of the step is in tensors that a CPU's allocator does not count."""
+    uncounted = simulator.uncounted_bytes
+    if uncounted < _MOST * plan.plain_peak_bytes:
+        return ""
+    return (
+        f"Besides, the plain step takes up to {format_bytes(uncounted)} in tensors below 256 KiB, such as those of "
+        f"single time steps. TensorFlow does not count these on a CPU, so they are in none of these figures."
+    )
 
 
 def _of_budget(plan: Plan) -> str:
@@ -108,7 +120,7 @@ def time_chunks_advice(graph: Graph, request: Request, peak_bytes: int) -> str:
     if largest.kept_bytes < _MOST * peak_bytes:
         return ""
     return (
-        f"One recurrent layer, '{largest.label}', makes {format_bytes(largest.kept_bytes)} of the peak. "
+        f"One recurrent layer, '{largest.label}', keeps {format_bytes(largest.kept_bytes)} for the backward pass. "
         f"Try time_chunks='auto', which divides such layers along time."
     )
 

@@ -6,7 +6,7 @@ A loop keeps lists, one element a step; a branch keeps what TensorFlow calls opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +22,8 @@ _SHARING = rules.VIEWS | rules.MULTI_VIEWS | {"ReadVariableOp"}
 _ELEMENTS = frozenset({"OptionalGetValue", "TensorListGetItem", "TensorListPopBack"})
 """Operations that hand out what a list or an optional holds, which stays where it is."""
 
+_ADDITIONS = frozenset({"Add", "AddN", "AddV2"})
+
 _ELSEWHERE = _SHARING | _ELEMENTS | {"Const", "Placeholder"}
 """Operations whose results take no memory of a step's own."""
 
@@ -32,6 +34,14 @@ def added_by_step(body: Any, index: int) -> Any | None:
     None where the output is no such list, and where the list takes no memory of its own (``held_in_loop``).
     """
     return None if held_in_loop(body, index) is not None else _added(body, index)
+
+
+def added_up(body: Any) -> Iterator[Any]:
+    """Yield the tensors that each step of a loop adds to a sum, which is handed from step to step."""
+    for before, after in zip(body.inputs, map(shared, body.outputs), strict=True):
+        terms = list(map(shared, after.op.inputs)) if after.op.type in _ADDITIONS else []
+        if any(term is before for term in terms):
+            yield from (term for term in terms if term is not before)
 
 
 def held_in_loop(body: Any, index: int) -> Any | None:

@@ -17,7 +17,7 @@ from tf_memsaver.compat.devices import has_gpu, last_cache_bytes
 from tf_memsaver.compat.onednn import has_onednn_for
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.workspace import workspace_bytes
-from tf_memsaver.tfgraph.loops import added_by_step, kept_by_branch, most_live, shared
+from tf_memsaver.tfgraph.loops import added_by_step, added_up, kept_by_branch, most_live, shared
 
 FUNCTION_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Ops that call one function and nothing else."""
@@ -86,6 +86,31 @@ def tensor_bytes(tensor: Any, free: int | None = None) -> int:
         return _RESERVED[tensor.op.get_attr("rnn_mode").decode()] * tensor_bytes(tensor.op.outputs[0], free)
     shape = known_shape(tensor, free)
     return 0 if shape is None else math.prod(shape) * tensor.dtype.size
+
+
+def parts_of(tensor: Any) -> int:
+    """Return in how many buffers of the same size a tensor lies: a list of tensors has one for each."""
+    if tensor.dtype != tf.variant:
+        return 1
+    if tensor.op.type == "TensorListFromTensor":
+        shape = known_shape(tensor.op.inputs[0])
+        return max(1, shape[0]) if shape else 1
+    return (trip_count(tensor.op) or 1) if is_loop(tensor.op) else 1
+
+
+def waiting_terms(operation: Any) -> tuple[int, int]:
+    """Return how many terms of a sum over the steps of a loop may wait to be added, and the bytes of one.
+
+    TensorFlow begins up to ``parallel_iterations`` steps. In the backward pass of a recurrent layer, the gradients of
+    one of its kernels then wait for each other: all of them but the one that is added, for small kernels in most steps
+    (seen for an LSTM and a GRU).
+    """
+    body = function_graph(operation.graph, operation.get_attr("body").name) if is_loop(operation) else None
+    largest = 0 if body is None else max(map(tensor_bytes, added_up(body)), default=0)
+    if not largest:
+        return 0, 0
+    at_once = operation.get_attr("parallel_iterations")
+    return max(0, min(at_once, trip_count(operation) or at_once) - 1), largest
 
 
 def _loop_list_bytes(tensor: Any) -> int:
