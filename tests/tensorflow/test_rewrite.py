@@ -893,3 +893,20 @@ def test_gradients_that_leave_a_segment_in_one_buffer_share_it_in_sums() -> None
         x = layers.Dense(16)(layers.Dense(32, "relu")(x))
     model = keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling1D()(x)))
     assert_trains_alike(model, optimized_between_cuts(model, length=4), modes=("graph",), free_batch=True)
+
+
+def test_terms_of_what_a_segment_hands_on_as_it_is_leave_one_by_one() -> None:
+    """A layer that adds to the loss returns what it reads: the next layer reads the same tensor, under another slot."""
+
+    class Penalties(layers.Layer):
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.25 * tf.reduce_mean(x**2) + tf.reduce_mean(tf.abs(x)))
+            return x
+
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input((16,))
+    for _ in range(3):
+        x = Penalties()(layers.Dense(16, "tanh")(x))
+    model = keras.Model(inputs, layers.Dense(4)(x))
+    optimized = optimized_by_hand(model, *((label, label) for label in labels(model)[:-1]))
+    assert_trains_alike(model, optimized, modes=("graph",), free_batch=True)

@@ -90,6 +90,7 @@ class Run:
         masks = [keras_calls.get_keras_mask(slots[slot]) for slot in self._entering.masked]
         self._held = [*(slots[slot] for slot in self._entering.others), *masks]
         self._float_outputs: tuple[int, ...] = ()
+        self._handed_on: frozenset[int] = frozenset()
         self._effects: _Effects | None = None
 
     # runtime.replayable.Replayable --------------------------------------------------------------------------------
@@ -116,8 +117,8 @@ class Run:
         return not self.is_loss(place) and self._float_outputs[place] in self._block.gradients.several
 
     def is_input_of_others(self, place: int) -> bool:
-        """Return whether others read an input, too."""
-        return self._entering.floats[place] in self._block.read_elsewhere
+        """Return, after ``first_run``, whether others read an input, too: as what the segment hands on, for one."""
+        return self._entering.floats[place] in self._block.read_elsewhere or place in self._handed_on
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
         """Run and return the differentiable outputs, then the losses.
@@ -138,6 +139,8 @@ class Run:
         self._float_outputs = tuple(
             slot for slot, t in made if slot not in assigned and id(t) not in entered and is_differentiable(t)
         )
+        handed_on = {id(tensor) for _, tensor in made}
+        self._handed_on = frozenset(place for place, tensor in enumerate(inputs) if id(tensor) in handed_on)
         losses = scope.losses_added()
         self._effects = _Effects(
             others=tuple((slot, tensor) for slot, tensor in made if slot not in self._float_outputs),

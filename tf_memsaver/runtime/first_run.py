@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,23 +86,21 @@ class FirstRun:
     def run(self, shared: Shared) -> None:
         """Run the function, and note what it returns and adds to the graph."""
         one_by_one = shared.parity.terms_one_by_one
-        others = [
-            one_by_one and (self.function.is_input_of_others(place) or id(tensor) in shared.read_by_makers)
-            for place, tensor in enumerate(self.inputs)
-        ]
         if tf.executing_eagerly():
             self.is_eager = True
             self.outputs = self.function.first_run(self.inputs, self.weights)
             self.held = self.function.held()
+            others = self._read_by_others(shared)
             self.counts = [_EAGER_TERMS if each else 1 for each in others]
             self.term_by_term = [one_by_one] * len(self.outputs)
             return
         graph = tf.compat.v1.get_default_graph()
         start = graph.num_operations()
         # Who makes a tensor may read it, too: the position bias of a T5, which its first layer makes and adds.
-        others = [each or (one_by_one and bool(readers_of(t))) for each, t in zip(others, self.inputs, strict=True)]
+        read_before = [one_by_one and bool(readers_of(tensor)) for tensor in self.inputs]
         self.outputs = self.function.first_run(self.inputs, self.weights)
         self.held = self.function.held()
+        others = [*map(operator.or_, read_before, self._read_by_others(shared))]
         self.operations = tuple(graph.get_operations()[start:])
         reads = Counter(id(tensor) for operation in self.operations for tensor in operation.inputs)
         self.counts = [
@@ -116,6 +115,14 @@ class FirstRun:
         self.read, self.needed = shared.parity.read_in_first_run(
             self.operations, sources, self.outputs, self.function.forward_first, shared.gates
         )
+
+    def _read_by_others(self, shared: Shared) -> list[bool]:
+        """Return, by input, whether others read it, too, so that the terms of its gradient leave one by one."""
+        return [
+            shared.parity.terms_one_by_one
+            and (self.function.is_input_of_others(place) or id(tensor) in shared.read_by_makers)
+            for place, tensor in enumerate(self.inputs)
+        ]
 
     def add_reads(self, again: Sequence[tuple[int, tf.Tensor]]) -> None:
         """Put further reads of variables (``Replayable.read_again``) in front of the weights.

@@ -41,7 +41,7 @@ class Replayable(Protocol):
         ...
 
     def is_input_of_others(self, place: int) -> bool:
-        """Whether others read input ``place``, too, so that its gradient is a sum outside."""
+        """Whether, after ``first_run``, others read input ``place``, too, so that its gradient is a sum outside."""
         ...
 
     def first_run(self, inputs: Tensors, weights: Tensors) -> list[tf.Tensor]:
