@@ -7,12 +7,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
+import tf_memsaver
 from tests.tensorflow.copies import Function, copy_of, traced, with_gradients
 from tf_memsaver.tfgraph.emission import Template, ends_segment, registered_segment
+from tools.shared.records import array_of
 
 A = np.linspace(-0.9, 0.8, 12, dtype=np.float32).reshape(3, 4)
 B = np.linspace(0.5, 1.5, 12, dtype=np.float32).reshape(3, 4)
@@ -220,3 +224,39 @@ def test_what_ends_a_segment_is_known_by_its_gradient() -> None:
         return y
 
     traced(step, A)
+
+
+class ConnectionistLoss(layers.Layer):
+    """Adds the loss of Keras's example of reading text, whose loops are functions as TensorFlow 1 made them."""
+
+    def call(self, labels: Any, found: Any) -> Any:
+        many, steps, length = tf.shape(labels)[0], tf.shape(found)[1], tf.shape(labels)[1]
+        lengths = tf.fill((many,), length), tf.fill((many,), steps)
+        logits = tf.math.log(tf.transpose(found, (1, 0, 2)) + 1e-7)
+        self.add_loss(tf.reduce_mean(tf.nn.ctc_loss(tf.cast(labels, tf.int32), logits, *lengths, blank_index=-1)))
+        return found
+
+
+@pytest.mark.parametrize("granularity", ["auto", "layer", "op"])
+def test_loops_that_have_no_graph_in_python_run_as_they_are(granularity: str) -> None:
+    random = np.random.default_rng(0)
+    image, labels = random.random((8, 32, 16, 1), np.float32), random.integers(0, 9, (8, 3)).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices({"image": image, "labels": labels}).batch(4)
+
+    def trained(**options: Any) -> list[Any]:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        image, labels = keras.Input((32, 16, 1), name="image"), keras.Input((None,), name="labels")
+        x = layers.MaxPooling2D((2, 4))(layers.Conv2D(16, 3, padding="same", activation="relu")(image))
+        x = layers.Bidirectional(layers.LSTM(8, return_sequences=True))(layers.Reshape((16, 64))(x))
+        x = ConnectionistLoss()(labels, layers.Dense(11, "softmax")(x))
+        model = keras.Model([image, labels], x)
+        model.compile("adam", jit_compile=False)
+        if options:
+            model = tf_memsaver.optimize(model, data=data, **options)
+            assert model.memsaver_plan.recomputed_units
+        history = model.fit(data, epochs=2, shuffle=False, verbose=0).history
+        return [*history["loss"], *(array_of(variable) for variable in model.variables)]
+
+    plain, ours = trained(), trained(strategy="min_peak", granularity=granularity)
+    assert all(np.array_equal(*both) for both in zip(plain, ours, strict=True))

@@ -219,6 +219,14 @@ def function_named(graph: Any, name: str) -> Any | None:
     return graph._get_function(name)
 
 
+def traced_by(function: Any) -> Any | None:
+    """Return the graph in which a function of a library was traced; None for those of TensorFlow 1.
+
+    Such are the loops of ``tf.nn.ctc_loss`` (``_DefinedFunction`` in tensorflow/python/framework/function.py).
+    """
+    return getattr(function, "graph", None)
+
+
 def functions_of(graph: Any) -> list[Any]:
     """Return the functions of a graph's own library."""
     return list(graph._functions.values())

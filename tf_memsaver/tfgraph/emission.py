@@ -116,7 +116,7 @@ class Template:
     @property
     def bodies(self) -> list[Any]:
         """The graphs of the functions that attributes name."""
-        return [function.graph for function in self._functions.values() if function is not None]
+        return [graph for graph in map(graphs.traced_by, self._functions.values()) if graph is not None]
 
     @property
     def bytes_made(self) -> int:
@@ -199,7 +199,7 @@ class Template:
             found[key] = copy.deepcopy(value)
             for named in functions_in(found[key]):
                 function = self._functions[named.name]
-                if function is not None:
+                if graphs.traced_by(function) is not None:
                     named.name = _copied_function(function, graph, called.functions.get(named.name)).name
         if called.results and _OUTPUT_SHAPES in found:
             found[_OUTPUT_SHAPES].CopyFrom(_shapes_attribute(called.results))
@@ -225,7 +225,7 @@ def _copied_function(function: Any, graph: Any, sized: SizedFunction | None) -> 
             for named in functions_in(value):
                 inner = library_function(function.graph, named.name)
                 # What is one of several implementations is found by its name.
-                if inner is not None and not implements(inner):
+                if graphs.traced_by(inner) is not None and not implements(inner):
                     children.append(_copied_function(inner, graph, called.functions.get(named.name)))
                     named.name = children[-1].name
     definition.signature.name = f"{definition.signature.name}_{graphs.unique_number()}"

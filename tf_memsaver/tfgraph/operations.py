@@ -427,7 +427,7 @@ def library_function(graph: Any, name: str) -> Any | None:
 
 def function_graph(graph: Any, name: str) -> Any | None:
     """Return the graph of the function that ``library_function`` finds."""
-    return getattr(library_function(graph, name), "graph", None)
+    return graphs.traced_by(library_function(graph, name))
 
 
 def called_function(operation: Any) -> Any | None:

@@ -108,7 +108,7 @@ class Sizes:
         given = [self.of(tensor) for tensor in inputs]
         names = list(dict.fromkeys(func.name for value in attributes.values() for func in functions_in(value)))
         functions = {name: function_named(name) for name in names}
-        if None in functions.values():
+        if None in map(graphs.traced_by, functions.values()):
             return NOT_SIZED
         try:
             if op_type in LOOPS:
