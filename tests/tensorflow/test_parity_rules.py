@@ -346,6 +346,18 @@ def test_pairs_are_added_in_the_order_of_names() -> None:
         assert last.op.name == "c" and [each.op.name for each in first.op.inputs[0].op.inputs] == ["a", "b"]
 
 
+@pytest.mark.parametrize("many", [3, 8, 9, 10, 12, 16, 17, 18, 25])
+def test_pairs_have_the_sum_that_the_kernel_makes(many: int) -> None:
+    """A kernel adds ten terms and more in eights; a gradient of twelve slices was added up one by one."""
+    values = [tf.constant(each) for each in np.random.default_rng(0).normal(size=(many, 4096)).astype(np.float32)]
+
+    def added(take: Callable[[list[Any]], Any]) -> Any:
+        run = tf.function(lambda *x: tf.raw_ops.AddN(inputs=take([tf.exp(t, f"t{k:02}") for k, t in enumerate(x)])))
+        return run(*values).numpy()
+
+    np.testing.assert_array_equal(added(list), added(lambda terms: list(sums.in_pairs(terms))))
+
+
 def test_what_a_graph_holds_of_eager_terms_is_added_as_it_is() -> None:
     terms = [tf.ones(3) for _ in range(3)]
     with tf.Graph().as_default():

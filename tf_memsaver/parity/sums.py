@@ -18,6 +18,9 @@ from tf_memsaver.parity.gradients import has_layout, kept
 from tf_memsaver.parity.grappler import ADDITIONS, SUMS
 from tf_memsaver.parity.readers import EXTRA_READERS, is_extra, readers_among, readers_of, source_of
 
+_AT_ONCE = 8
+"""How many terms the kernel of a sum adds to it at once."""
+
 
 class Sum(NamedTuple):
     """Additions that graph optimisation makes one: the last of them, and the terms of its shape."""
@@ -145,16 +148,29 @@ def in_pairs(terms: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     the peak. Then each term is added to a variable as it arrives, in whatever order (``memory_optimizer.cc:
     SchedulingPass``). Recomputing puts the peak elsewhere, and so other sums would be added in another order.
 
-    One kernel begins with a term whose buffer nobody else has: all must have theirs alone. A sum of sums or of products
+    One kernel adds up to nine terms one after the other. Of more, it adds what remains of a division by eight first, and
+    then the sum of each eight (``aggregate_ops.cc: AddNOp``). It begins with a term whose buffer nobody else has: all
+    must have theirs alone. A sum of sums or of products
     may be rewritten in the plain step, and what is passed on has another name there: these are left as they are.
     """
     if len(terms) < 3 or not all(map(_has_its_buffer_alone, terms)) or _have_a_common_factor(terms):
         return terms
-    first, *others, last = sorted(terms, key=_name)
+    ordered = sorted(terms, key=_name)
+    rest = len(terms) % _AT_ONCE
+    begin = rest if rest > 1 else rest + _AT_ONCE
+    groups = [ordered[place : place + _AT_ONCE] for place in range(begin, len(terms), _AT_ONCE)]
+    if not groups:
+        return [_added(ordered[:-1]), ordered[-1]]
+    return [_added([_added(ordered[:begin]), *map(_added, groups[:-1])]), _added(groups[-1])]
+
+
+def _added(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the sum of some terms, one added after the other."""
+    total, *others = terms
     for term in others:
-        with tf.name_scope(f"{first.op.name}/"):
-            first = kept(tf.raw_ops.AddN(inputs=[first, term], name="pair"), "pair")
-    return [first, last]
+        with tf.name_scope(f"{total.op.name}/"):
+            total = kept(tf.raw_ops.AddN(inputs=[total, term], name="pair"), "pair")
+    return total
 
 
 def _name(tensor: tf.Tensor) -> str:
