@@ -148,10 +148,10 @@ def in_pairs(terms: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     the peak. Then each term is added to a variable as it arrives, in whatever order (``memory_optimizer.cc:
     SchedulingPass``). Recomputing puts the peak elsewhere, and so other sums would be added in another order.
 
-    One kernel adds up to nine terms one after the other. Of more, it adds what remains of a division by eight first, and
-    then the sum of each eight (``aggregate_ops.cc: AddNOp``). It begins with a term whose buffer nobody else has: all
-    must have theirs alone. A sum of sums or of products
-    may be rewritten in the plain step, and what is passed on has another name there: these are left as they are.
+    One kernel adds up to nine terms one after the other. Of more, it adds what remains of a division by eight first,
+    and then the sum of each eight (``aggregate_ops.cc: AddNOp``). It begins with a term whose buffer nobody else has:
+    all must have theirs alone. A sum of sums or of products may be rewritten in the plain step, and what is passed on
+    has another name there: these are left as they are.
     """
     if len(terms) < 3 or not all(map(_has_its_buffer_alone, terms)) or _have_a_common_factor(terms):
         return terms
