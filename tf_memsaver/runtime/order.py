@@ -33,7 +33,7 @@ from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.parity.gradients import is_ready
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
-from tf_memsaver.runtime.starts import hold_start
+from tf_memsaver.runtime.starts import hold_start, take_turns
 from tf_memsaver.runtime.updates import hold_updates, update_in_place
 from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
 
@@ -194,6 +194,10 @@ def _finish(graph: Any, run: Sequence[Any]) -> None:
     hold_updates(operations, ordered.gradients, _LEAST_VARIABLE)
     update_in_place(operations, ordered.placed)
     needed = led_to(run)
+    if ordered.starts:
+        before = operations[: min(start for start, _ in ordered.starts)]
+        forward = [each for each in before if id(each) in needed and not is_backward(each)]
+        take_turns(forward, lambda each: _touched(each, ordered.batch_size, kernels) >= _LEAST_BYTES)
     for start, name in ordered.starts:
         forward = [each for each in operations[:start] if id(each) in needed and not is_backward(each)]
         first = graph.get_operation_by_name(name)
