@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,6 +146,24 @@ def convolutional() -> keras.Model:
     model = keras.Sequential([*parts, layers.GlobalAveragePooling2D(), layers.Dense(5)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
+
+
+def warned_of_others(beside: int) -> list[str]:
+    """Return what is said of others for a budget, and then without one, with so many MiB in a tensor beside."""
+    held, said = tf.zeros(beside * MIB // 4), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("absl").addHandler(handler)
+    for options in ({"budget": "80%"}, {}):
+        tf_memsaver.optimize(convolutional(), batch_size=32, **options)
+    del held
+    return [each for each in said if "does not cover these" in each]
+
+
+@pytest.mark.parametrize(("beside", "times"), [(60, 1), (0, 0)])
+def test_what_lies_beside_a_step_is_told_where_there_is_a_budget(beside: int, times: int) -> None:
+    found = in_own_process(warned_of_others, beside)
+    assert len(found) == times and all("this process holds 6" in each for each in found)
 
 
 IMAGES, LABELS = np.zeros((256, 64, 64, 3), np.float32), np.zeros(256, np.int64)

@@ -19,6 +19,7 @@ from tf_memsaver.api.asked import (
     request_of,
     tell_of,
     tell_of_plain_calls,
+    warn_of_others,
     warn_of_unknown_length,
 )
 from tf_memsaver.api.compiled import warn_where_xla_runs
@@ -184,6 +185,8 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     if options["calibrate"] and options["budget"] is None:
         raise InvalidRequestError("calibrate=True compares real steps with a budget. Give one, such as budget='80%'.")
     traced, plan = (_calibrated if options["calibrate"] else _planned)(model, options)
+    if options["budget"] != AUTO:
+        warn_of_others(plan, traced.graph.resident_bytes)
     return _applied(traced.model, plan, options["data"], _subject(traced.model, options))
 
 

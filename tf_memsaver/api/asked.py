@@ -12,10 +12,11 @@ from absl import logging
 
 from tf_memsaver.check.watch import device_name
 from tf_memsaver.compat import datasets
-from tf_memsaver.compat.counting import check_counted
+from tf_memsaver.compat.counting import check_counted, is_counted
 from tf_memsaver.compat.devices import bytes_left, has_gpu
 from tf_memsaver.compat.keras_training import fit_compiles, own_optimizer
 from tf_memsaver.compat.keras_variables import bytes_of
+from tf_memsaver.cost.device import LEAST_COUNTED_STEP
 from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.options.table import Hints, options_of
@@ -26,7 +27,10 @@ from tf_memsaver.planners.solve import check_strategy
 from tf_memsaver.program.kept_objects import slots_of
 from tf_memsaver.program.kinds import labels_known, program_of
 from tf_memsaver.program.signature import is_planned_as_a_step
-from tf_memsaver.units import AUTO
+from tf_memsaver.units import AUTO, format_bytes
+
+_MUCH_BESIDE = 0.1
+"""The share of a budget from which on it is told that others take as much beside it."""
 
 
 def part_of(options: Mapping[str, Any], group: Any) -> dict[str, Any]:
@@ -144,6 +148,26 @@ def bytes_of_others(model: Any, data_bytes: int = 0) -> int:
         return 0
     gc.collect()
     return max(0, int(tf.config.experimental.get_memory_info(device)["current"]) - _bytes_taken(model)) - data_bytes
+
+
+def warn_of_others(plan: Plan, resident_bytes: int) -> None:
+    """Say what else this process holds on the device, if that is much beside the budget of a step.
+
+    Of the step, ``resident_bytes`` live all the time. They count as if all of them were there: slots of an optimizer
+    may not be yet.
+    """
+    budget, device = plan.request.budget_bytes, device_name()
+    if budget is None or not is_counted(device):
+        return
+    gc.collect()
+    others = int(tf.config.experimental.get_memory_info(device)["current"]) - resident_bytes
+    if others >= max(_MUCH_BESIDE * budget, LEAST_COUNTED_STEP):
+        logging.warning(
+            "this process holds %s on the device beside what the step takes, such as other models, or other data. The "
+            "budget of %s does not cover these. budget='auto' plans with what is left.",
+            format_bytes(others),
+            format_bytes(budget),
+        )
 
 
 def _bytes_of_data(data: Any) -> int:

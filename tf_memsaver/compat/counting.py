@@ -31,14 +31,21 @@ def counts_all() -> bool:
     return asked.lower() in ("1", "true")
 
 
-def check_counted(device: str) -> None:
-    """Raise ``MeasurementError``, with what to do, if nothing counts the memory of a device such as ``"CPU:0"``."""
+def is_counted(device: str) -> bool:
+    """Whether anything counts the memory of a device such as ``"CPU:0"``."""
     try:
         tf.config.experimental.get_memory_info(device)
-    except ValueError as error:
+    except ValueError:
+        return False
+    return True
+
+
+def check_counted(device: str) -> None:
+    """Raise ``MeasurementError``, with what to do, if nothing counts the memory of a device."""
+    if not is_counted(device):
         raise MeasurementError(
             f"TensorFlow does not count the memory that it allocates on {device}, since it uses the system's "
             f"allocator there. Set the environment variable {VARIABLE}=1 before Python starts, or "
             f"os.environ['{VARIABLE}'] = '1' before the first TensorFlow operation; results stay the same. "
             "(tf_memsaver.measure sets it for its own process; with isolate=False it cannot.)"
-        ) from error
+        )
