@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import led_to, makers, read_instead, wait_for
-from tf_memsaver.cost.rules import REDUCTIONS
+from tf_memsaver.cost.rules import METADATA_READERS, REDUCTIONS
 from tf_memsaver.parity.readers import is_extra
 from tf_memsaver.tfgraph.operations import tensor_bytes
 
@@ -66,7 +66,7 @@ def take_turns(forward: Iterable[Any], is_large: Callable[[Any], bool]) -> None:
         if data or _is_data(each):
             of_data.add(id(each))
         is_inside = any(id(maker) in inside for maker in makers(each))
-        if data and not is_inside and is_large(each):
+        if data and not is_inside and each.type not in METADATA_READERS and is_large(each):
             is_inside = True
             if each.device in last:
                 _hold(each, data, last[each.device])
