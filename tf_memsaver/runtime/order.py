@@ -194,14 +194,16 @@ def _finish(graph: Any, run: Sequence[Any]) -> None:
     hold_updates(operations, ordered.gradients, _LEAST_VARIABLE)
     update_in_place(operations, ordered.placed)
     needed = led_to(run)
-    if ordered.starts:
-        before = operations[: min(start for start, _ in ordered.starts)]
-        forward = [each for each in before if id(each) in needed and not is_backward(each)]
-        take_turns(forward, lambda each: _touched(each, ordered.batch_size, kernels) >= _LEAST_BYTES)
-    for start, name in ordered.starts:
+
+    def is_large(operation: Any) -> bool:
+        return _touched(operation, ordered.batch_size, kernels) >= _LEAST_BYTES
+
+    for number, (start, name) in enumerate(sorted(ordered.starts)):
         forward = [each for each in operations[:start] if id(each) in needed and not is_backward(each)]
-        first = graph.get_operation_by_name(name)
-        hold_start(first, forward, lambda each: _touched(each, ordered.batch_size, kernels) >= _LEAST_BYTES)
+        if not number:
+            # The forward passes of later tapes wait as they are traced (``in_turn``).
+            take_turns(forward, is_large)
+        hold_start(graph.get_operation_by_name(name), forward, is_large)
 
 
 def _wait(operation: Any, names: Iterable[str]) -> None:
