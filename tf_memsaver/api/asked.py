@@ -137,7 +137,6 @@ def bytes_of_others(model: Any, data_bytes: int = 0) -> int:
     these, and may be negative.
 
     Of a loop nobody knows what is its own: 0. What a CPU's allocator does not count of a model is taken for counted.
-    Garbage is collected first: slots of steps that were run before may lie in it, and leave while the next steps run.
 
     Raises:
       MeasurementError: nothing counts the device's memory.
@@ -146,8 +145,7 @@ def bytes_of_others(model: Any, data_bytes: int = 0) -> int:
     check_counted(device)
     if not isinstance(model, keras.Model):
         return 0
-    gc.collect()
-    return max(0, int(tf.config.experimental.get_memory_info(device)["current"]) - _bytes_taken(model)) - data_bytes
+    return max(0, _bytes_held(device) - _bytes_taken(model)) - data_bytes
 
 
 def warn_of_others(plan: Plan, resident_bytes: int) -> None:
@@ -159,15 +157,22 @@ def warn_of_others(plan: Plan, resident_bytes: int) -> None:
     budget, device = plan.request.budget_bytes, device_name()
     if budget is None or not is_counted(device):
         return
-    gc.collect()
-    others = int(tf.config.experimental.get_memory_info(device)["current"]) - resident_bytes
+    others = _bytes_held(device) - resident_bytes
     if others >= max(_MUCH_BESIDE * budget, LEAST_COUNTED_STEP):
         logging.warning(
-            "this process holds %s on the device beside what the step takes, such as other models, or other data. The "
-            "budget of %s does not cover these. budget='auto' plans with what is left.",
+            "this process holds %s on the device beside what the step takes, such as other models or other data. The "
+            "budget does not cover these. budget='auto' plans with what is left.",
             format_bytes(others),
-            format_bytes(budget),
         )
+
+
+def _bytes_held(device: str) -> int:
+    """Return the bytes that this process holds on a device.
+
+    Garbage is collected first: slots of steps that were run before may lie in it, and leave while the next steps run.
+    """
+    gc.collect()
+    return int(tf.config.experimental.get_memory_info(device)["current"])
 
 
 def _bytes_of_data(data: Any) -> int:

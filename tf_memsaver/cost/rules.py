@@ -72,6 +72,9 @@ FILTER_GRADIENTS = {
 REDUCTIONS = frozenset({"ArgMax", "ArgMin", "BiasAddGrad", "Max", "Mean", "Min", "Prod", "Sum"})
 """Ops that read much and write little, at a lower rate."""
 
+SUMS = frozenset({"Add", "AddN", "AddV2"})
+"""Ops that add tensors up."""
+
 METADATA_READERS = frozenset({"BroadcastGradientArgs", "OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"})
 """Ops that read only the shape of their inputs; graph optimisation folds them where shapes are known."""
 

@@ -240,8 +240,8 @@ class Simulator:
         """Return what adds up amounts of the live buffers, workspace included, in each step of a schedule."""
 
         def sums(amounts: Amounts) -> npt.NDArray[Any]:
-            total: npt.NDArray[Any] = lives.sums(amounts(schedule.sizes, schedule.parts))
-            total = total + amounts(schedule.rows.workspace, 1)
+            made = amounts(schedule.sizes, schedule.parts)
+            total: npt.NDArray[Any] = lives.sums(made) + amounts(schedule.rows.workspace, 1)
             total += amounts(self._resident_sizes, 1).sum()
             return total
 

@@ -158,10 +158,9 @@ def in_pairs(terms: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     ordered = sorted(terms, key=_name)
     rest = len(terms) % _AT_ONCE
     begin = rest if rest > 1 else rest + _AT_ONCE
-    groups = [ordered[place : place + _AT_ONCE] for place in range(begin, len(terms), _AT_ONCE)]
-    if not groups:
-        return [_added(ordered[:-1]), ordered[-1]]
-    return [_added([_added(ordered[:begin]), *map(_added, groups[:-1])]), _added(groups[-1])]
+    eights = (_added(ordered[place : place + _AT_ONCE]) for place in range(begin, len(terms), _AT_ONCE))
+    *others, last = *ordered[:begin], *eights
+    return [_added(others), last]
 
 
 def _added(terms: Sequence[tf.Tensor]) -> tf.Tensor:

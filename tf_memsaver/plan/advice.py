@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tf_memsaver.cost.device import LEAST_OF_PREDICTED
+from tf_memsaver.cost.rules import SUMS
 from tf_memsaver.errors import InfeasibleBudgetError
 from tf_memsaver.ir.graph import CODE, Graph, MemoryKind, Phase
 from tf_memsaver.judge.contents import Contents, contents
@@ -36,8 +37,6 @@ _FEW = 0.05
 
 _PINNED = 0.25
 """The same for layers that cannot be replayed, of bytes or of layers: what lies between them gains little, either."""
-
-_SUMS = ("Add", "AddN", "AddV2")
 
 _NAMED = 3
 """How many layers are named."""
@@ -80,8 +79,8 @@ def _of_small_tensors(simulator: Simulator, plan: Plan) -> str:
     if uncounted < _MOST * plan.plain_peak_bytes:
         return ""
     return (
-        f"Besides, the plain step takes up to {format_bytes(uncounted)} in tensors below 256 KiB, such as those of "
-        f"single time steps. TensorFlow does not count these on a CPU, so they are in none of these figures."
+        f"The plain step also takes up to {format_bytes(uncounted)} in tensors below 256 KiB, such as those of single "
+        f"time steps. TensorFlow does not count these on a CPU, so they are in none of these figures."
     )
 
 
@@ -341,7 +340,7 @@ def _terms_of_the_longest_sum(graph: Graph) -> int:
     readers = Counter(value for op in forward for value in op.inputs)
     terms: dict[int, int] = {}
     for op in forward:
-        if op.type in _SUMS:
+        if op.type in SUMS:
             count = sum(terms.get(value, 1) if readers[value] == 1 else 1 for value in op.inputs)
             terms.update(dict.fromkeys(op.outputs, count))
     return max(terms.values(), default=0)

@@ -22,8 +22,6 @@ _SHARING = rules.VIEWS | rules.MULTI_VIEWS | {"ReadVariableOp"}
 _ELEMENTS = frozenset({"OptionalGetValue", "TensorListGetItem", "TensorListPopBack"})
 """Operations that hand out what a list or an optional holds, which stays where it is."""
 
-_ADDITIONS = frozenset({"Add", "AddN", "AddV2"})
-
 _ELSEWHERE = _SHARING | _ELEMENTS | {"Const", "Placeholder"}
 """Operations whose results take no memory of a step's own."""
 
@@ -39,7 +37,7 @@ def added_by_step(body: Any, index: int) -> Any | None:
 def added_up(body: Any) -> Iterator[Any]:
     """Yield the tensors that each step of a loop adds to a sum, which is handed from step to step."""
     for before, after in zip(body.inputs, map(shared, body.outputs), strict=True):
-        terms = list(map(shared, after.op.inputs)) if after.op.type in _ADDITIONS else []
+        terms = list(map(shared, after.op.inputs)) if after.op.type in rules.SUMS else []
         if any(term is before for term in terms):
             yield from (term for term in terms if term is not before)
 
