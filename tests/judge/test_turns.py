@@ -105,3 +105,45 @@ def test_branches_whose_backward_ops_took_turns_are_replayed_once_each() -> None
     # What replays nothing stays as it was captured.
     stored = [Segment(start=0, stop=4, mode=SegmentMode.STORE)]
     assert [step.op for step in scheduled(Prepared(graph), stored).steps] == [op.index for op in graph.ops]
+
+
+TWO_LOSSES = """
+    graph "two losses" batch=1 device=IDEAL
+    unit 0 "trunk" kind="K" signature="s"
+    unit 1 "aux" kind="K" signature="s"
+    unit 2 "main" kind="K" signature="s"
+    value 0 "x" input 1
+    value 1 "trunk" activation 1
+    value 2 "aux" activation 1
+    value 3 "main" activation 1
+    value 4 "of aux" gradient 1
+    value 5 "of main" gradient 1
+    value 6 "d_aux" gradient 1
+    value 7 "d_main" gradient 1
+    value 8 "d_main kernel" gradient 1
+    value 9 "sum" gradient 1
+    value 10 "mask" gradient 1
+    value 11 "d_trunk" gradient 1
+    op 0 "trunk" F forward unit=0 reads=0 writes=1
+    op 1 "aux" F forward unit=1 reads=1 writes=2
+    op 2 "main" F forward unit=2 reads=1 writes=3
+    op 3 "of aux" L backward reads=2 writes=4
+    op 4 "of main" L backward reads=3 writes=5
+    op 5 "d_main/filter" B backward unit=2 reads=1,5 writes=8
+    op 6 "d_main/input" B backward unit=2 reads=5 writes=7
+    op 7 "d_aux" B backward unit=1 reads=4 writes=6
+    op 8 "AddN" AddN backward reads=6,7 writes=9
+    op 9 "mask" M backward unit=0 reads=1 writes=10
+    op 10 "d_trunk" B backward unit=0 reads=9,10 writes=11
+    outputs 8 11
+"""
+
+
+def test_the_gradients_of_two_losses_begin_together() -> None:
+    graph = parse(TWO_LOSSES)
+    store = [Segment(start=unit, stop=unit + 1, mode=SegmentMode.STORE) for unit in range(3)]
+    steps = scheduled(Prepared(graph), store, taped=True).steps[3:]
+    # The kernel's gradient of the one does not wait until the other is done. A mask is made where it is read.
+    assert [graph.ops[step.op].name for step in steps] == [
+        "of aux", "of main", "d_aux", "d_main/filter", "d_main/input", "AddN", "mask", "d_trunk",
+    ]  # fmt: skip

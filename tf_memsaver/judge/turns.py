@@ -3,7 +3,8 @@
 A tape calls the gradient function of an operation when all gradients have arrived for what it made. Of several that are
 ready, the first to get ready comes first (``GradientTape::ComputeGradient``, tensorflow/c/eager/tape.h, TensorFlow
 2.21: what gets ready enters ``op_stack`` at the other end than where it is taken). The gradient function of a recompute
-segment adds the replay and all its backward ops at once. So two branches take turns, segment by segment.
+segment adds the replay and all its backward ops at once. So two branches take turns, segment by segment. The gradients
+of several losses, of regularizers too, begin together.
 
 Sums of gradients and updates run as soon as they can: the updates of a replayed segment's weights while it goes back.
 """
@@ -93,19 +94,17 @@ class _Tape:
                 self._go_back_from(place)
 
     def _go_back_from(self, start: int) -> None:
-        """Place what the gradient of a loss leads to, which begins with a turn."""
-        missing: dict[int, int] = {start: 0}
-        pending = [start]
-        while pending:
-            for follower in self._followers[pending.pop()]:
-                if follower not in missing and follower not in self.placed:
-                    pending.append(follower)
-                    missing[follower] = 0
-        for place in missing:
+        """Place what the gradient of a loss leads to, which begins with a turn, and that of losses added to it."""
+        starts, reached = [start], self._reached_from([start])
+        while others := self._losses_beside(reached):
+            starts += others
+            reached = self._reached_from(starts)
+        missing = dict.fromkeys(reached, 0)
+        for place in reached:
             for follower in self._followers[place]:
                 if follower in missing:
                     missing[follower] += 1
-        queue = deque([start])
+        queue = deque(sorted(starts))
         while queue:
             place = queue.popleft()
             self._place(place)
@@ -115,6 +114,38 @@ class _Tape:
                     first = self._turns[follower].ops[0]
                     is_taped = first.phase is not Phase.UPDATE and not _is_sum(first)
                     (queue.append if is_taped else queue.appendleft)(follower)
+
+    def _reached_from(self, starts: Sequence[int]) -> dict[int, None]:
+        """Return the turns that some turns lead to, these included, that have no place yet."""
+        reached = dict.fromkeys(starts)
+        pending = [*starts]
+        while pending:
+            for follower in self._followers[pending.pop()]:
+                if follower not in reached and follower not in self.placed:
+                    pending.append(follower)
+                    reached[follower] = None
+        return reached
+
+    def _losses_beside(self, reached: Collection[int]) -> list[int]:
+        """Return where the gradients of further losses begin that meet reached ones, in a sum or in a unit.
+
+        Such a beginning is outside all units. What begins in one, like a mask of forward values, has its place there.
+        """
+        pending = [place for place in reached if self._is_of_unit(place) or _is_sum(self._turns[place].ops[0])]
+        seen, found = set(reached), []
+        while pending:
+            place = pending.pop()
+            before = [each for each in self._before[place] if each not in self.placed]
+            if not before and place not in reached and not self._is_of_unit(place):
+                found.append(place)
+            new = [each for each in before if each not in seen]
+            seen.update(new)
+            pending += new
+        return found
+
+    def _is_of_unit(self, place: int) -> bool:
+        first = self._turns[place].ops[0]
+        return first.unit is not None and first.phase is not Phase.UPDATE
 
     def _place(self, place: int) -> None:
         """Place a turn after what it needs and no gradient leads to, such as a mask made of forward values."""
