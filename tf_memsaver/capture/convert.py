@@ -24,6 +24,7 @@ from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.cost import rules
 from tf_memsaver.cost.device import CPU, CPU_BFC, GPU, Device
+from tf_memsaver.cost.workspace import places_bytes
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value, roots_of
 from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
@@ -154,6 +155,8 @@ class _Builder:
         self._value_of: dict[int, int] = {}
         self._terms_of: dict[int, list[int]] = {}
         """The values that a sum adds up which another one is joined with."""
+        self._places: dict[int, int] = {}
+        """For what a pooling makes, the value that has the places of its maxima."""
         self._operations = step.graph.get_operations()
         self._weight_gradients = {id(t) for t in step.weight_gradients}
         self._residents = source.residents()
@@ -310,6 +313,13 @@ class _Builder:
             found += self._terms_of.get(id(tensor), []) if value is None else [value]
         return found
 
+    def _values_of_places(self, pooled: Any) -> list[int]:
+        """Return the value that has the places of the maxima that a tensor holds."""
+        value = self._value_of.get(id(pooled))
+        while value is not None and (viewed := self.values[value].alias_of) is not None:
+            value = viewed
+        return [self._places[value]] if value in self._places else []
+
     def _make(self, operation: Any, phase: Phase, unit: int | None, index: int, inputs: list[int]) -> Op:
         spec = spec_of(operation, self._kernels)
         kind = MemoryKind.ACTIVATION if phase is Phase.FORWARD else MemoryKind.GRADIENT
@@ -325,6 +335,12 @@ class _Builder:
                 value = self._add(tensor.name, 0, own_kind, viewed)
             self._value_of[id(tensor)] = value
             outputs.append(value)
+        if places := places_bytes(spec):
+            if operation.type in rules.POOLS:
+                inputs = [*inputs, *self._values_of_places(operation.inputs[1])]
+            else:
+                self._places[outputs[0]] = self._add(f"{operation.name}/places", places, kind)
+                outputs.append(self._places[outputs[0]])
         moved = flops = matrix_flops = workspace = 0
         overwrites: tuple[int, ...] = ()
         if any(self.values[value].alias_of is None for value in outputs) or not outputs:

@@ -7,10 +7,10 @@ MobileNetV2, BERT and ViT:
   for every reader: it takes memory only in front of a convolution, a product or a pooling, and a backward pass keeps
   what the chain begins with in its place. What is dear to compute, as an exponential, is not computed twice;
 * an update takes no memory beside its variable;
-* kernels have no scratch memory of TensorFlow's. XLA's own on CPUs is that of two expanded operations: the gradient of
-  a max-pooling (``select_and_scatter_expander.cc``: four 32-bit indices for every element that is read, and of every
-  maximum), and the filter gradient of a depthwise convolution (``convolution_group_converter.cc``: of all pairs of
-  channels, twice).
+* kernels have no scratch memory of TensorFlow's, and poolings hand nothing on to their gradients. XLA's own scratch
+  memory on CPUs is that of two expanded operations: the gradient of a max-pooling (``select_and_scatter_expander.cc``:
+  four 32-bit indices for every element that is read, and of every maximum), and the filter gradient of a depthwise
+  convolution (``convolution_group_converter.cc``: of all pairs of channels, twice).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from tf_memsaver.cost.device import CPU, CPU_BFC, IDEAL
-from tf_memsaver.cost.rules import ELEMENTWISE, FILTER_GRADIENTS, MULTI_VIEWS, REDUCTIONS, VIEWS
+from tf_memsaver.cost.rules import ELEMENTWISE, FILTER_GRADIENTS, MULTI_VIEWS, POOLS, REDUCTIONS, VIEWS
 from tf_memsaver.cost.workspace import RULES
 from tf_memsaver.ir.graph import Graph, Op, Phase
 
@@ -86,7 +86,7 @@ class _Fused:
 
     def _take(self, op: Op, made: int) -> None:
         self._made_in[made] = op.phase
-        if op.phase is Phase.UPDATE:
+        if op.phase is Phase.UPDATE or (op.type in POOLS.values() and made != op.outputs[0]):
             self.free.add(made)
         unfused = [each for each in self._readers.get(made, {}).values() if each.type not in _FUSE_WITH]
         if op.type not in _FUSED or self._is_kept(op, made, unfused):

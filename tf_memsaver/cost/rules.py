@@ -69,6 +69,9 @@ FILTER_GRADIENTS = {
 }
 """The gradients of kernels of convolutions; the gradient of its input, which the same function makes, comes before."""
 
+POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
+"""Gradients of max-poolings, and those; oneDNN's kernels hand on in which place of each window its maximum was."""
+
 REDUCTIONS = frozenset({"ArgMax", "ArgMin", "BiasAddGrad", "Max", "Mean", "Min", "Prod", "Sum"})
 """Ops that read much and write little, at a lower rate."""
 

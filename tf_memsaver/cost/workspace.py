@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tf_memsaver.cost.rules import OpSpec, groups_of_filter_gradient, is_known
+from tf_memsaver.cost.rules import POOLS, OpSpec, groups_of_filter_gradient, is_known
 
 _UNFOLDED_BYTES = 30 << 20
 """How much of the unfolded images Eigen's convolution gradients aim to have at once (``target_working_set_size``)."""
@@ -84,9 +84,22 @@ def _is_by_eigen(spec: OpSpec) -> bool:
     return spec.attributes.get("T") in spec.kernels.by_eigen
 
 
+def places_bytes(spec: OpSpec) -> int:
+    """Return the bytes of the places of maxima, one for each, that oneDNN's pooling hands on to its gradient.
+
+    (``mkl_layout_pass.cc``: ``MaxpoolGradRewrite`` takes its gradient where that reads what such a pooling made.)
+    """
+    if spec.kernels.compiled or not spec.kernels.on_cpu or _is_by_eigen(spec) or not is_known(spec):
+        return 0
+    if spec.type in POOLS.values():
+        return math.prod(spec.output_shapes[0])
+    takes_places = spec.type in POOLS and spec.attributes["pooled_by"] == POOLS[spec.type]
+    return math.prod(spec.input_shapes[1]) if takes_places else 0
+
+
 def _pool_gradient(spec: OpSpec) -> int:
     """Return the copy of the pooled tensor and the 64-bit places of its largest that ``maxpooling_op.cc`` makes."""
-    if spec.kernels.compiled or not spec.kernels.on_cpu:
+    if spec.kernels.compiled or not spec.kernels.on_cpu or places_bytes(spec):
         return 0
     return spec.input_bytes[1] + 8 * math.prod(spec.input_shapes[1])
 

@@ -235,6 +235,11 @@ def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> 
         attributes["equation"] = attributes["equation"].decode()
     if operation.outputs:
         attributes["T"] = operation.outputs[0].dtype.name
+    if operation.type in rules.POOLS:
+        maker = operation.inputs[1].op
+        while maker.type in rules.VIEWS:
+            maker = maker.inputs[0].op
+        attributes["pooled_by"] = maker.type
     return rules.OpSpec(
         type=operation.type,
         input_shapes=tuple(known_shape(t, free) or () for t in operation.inputs),
