@@ -147,3 +147,41 @@ def test_the_gradients_of_two_losses_begin_together() -> None:
     assert [graph.ops[step.op].name for step in steps] == [
         "of aux", "of main", "d_aux", "d_main/filter", "d_main/input", "AddN", "mask", "d_trunk",
     ]  # fmt: skip
+
+
+BRANCHES_OF_A_SEGMENT = """
+    graph "branches of a segment" batch=1 device=IDEAL
+    unit 0 "left" kind="K" signature="s"
+    unit 1 "right" kind="K" signature="s"
+    unit 2 "head" kind="K" signature="s"
+    value 0 "x" input 1
+    value 1 "left" activation 1
+    value 2 "right" activation 1
+    value 3 "head" activation 1
+    value 4 "d_head" gradient 1
+    value 5 "d_right/a" gradient 1
+    value 6 "d_right/b" gradient 1
+    value 7 "d_left/a" gradient 1
+    value 8 "d_left/b" gradient 1
+    value 9 "sum" gradient 1
+    op 0 "left" F forward unit=0 reads=0 writes=1
+    op 1 "right" F forward unit=1 reads=0 writes=2
+    op 2 "head" F forward unit=2 reads=1,2 writes=3
+    op 3 "d_head" B backward unit=2 reads=3 writes=4
+    op 4 "d_right/a/B" B backward unit=1 reads=2,4 writes=5
+    op 5 "d_right/b/B" B backward unit=1 reads=2,5 writes=6
+    op 6 "d_left/a/B" B backward unit=0 reads=1,4 writes=7
+    op 7 "d_left/b/B" B backward unit=0 reads=1,7 writes=8
+    op 8 "AddN" AddN backward reads=6,8 writes=9
+    outputs 9
+"""
+
+
+def test_branches_of_a_segment_go_back_operation_by_operation() -> None:
+    # A replay has a tape of its own: both branches begin with the gradient that arrives.
+    graph = parse(BRANCHES_OF_A_SEGMENT)
+    segments = [Segment(start=0, stop=2, mode=SegmentMode.RECOMPUTE), Segment(start=2, stop=3, mode=SegmentMode.STORE)]
+    steps = scheduled(Prepared(graph), segments, taped=True).steps[3:]
+    assert [graph.ops[step.op].name for step in steps if step.op >= 0 and not step.replay] == [
+        "d_head", "d_right/a/B", "d_left/a/B", "d_right/b/B", "d_left/b/B", "AddN",
+    ]  # fmt: skip

@@ -41,6 +41,8 @@ class Prepared:
                 self.unit_forward[op.unit].append(op)
                 for value in op.outputs:
                     self.unit_of[value] = op.unit
+        self.is_gradient = [value.kind is MemoryKind.GRADIENT for value in graph.values]
+        """For each value, whether it is the gradient of an intermediate result."""
         self.outlive = [self.roots[value] for value in graph.outputs if not self.resident[value]]
         """The buffers that are live when the step ends."""
         self.buffers = [(self._buffers((*op.inputs, *op.outputs)), self._buffers(op.overwrites)) for op in graph.ops]

@@ -26,16 +26,19 @@ class Turn:
         self.number, self.ops = number, ops
 
 
-def turns_of(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
+def turns_of(
+    ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int], arriving: Collection[int]
+) -> list[Turn]:
     """Return the ops of a backward pass as a tape adds them.
 
     Args:
       ops: the backward ops, in an order in which they can run.
       numbers: for each op, the number of the segment that it belongs to, -1 for none.
       replayed: the numbers of the recompute segments.
+      arriving: the gradients that were made before: of a segment, those of what it hands on.
     """
     turns = _turns(ops, numbers, replayed)
-    return [turns[place] for place in _Tape(turns).placed]
+    return [turns[place] for place in _Tape(turns, arriving).placed]
 
 
 def _turns(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
@@ -73,7 +76,7 @@ def _is_sum(op: Op) -> bool:
 class _Tape:
     """Puts turns in order; ``placed`` has their places."""
 
-    def __init__(self, turns: Sequence[Turn]) -> None:
+    def __init__(self, turns: Sequence[Turn], arriving: Collection[int]) -> None:
         self._turns = turns
         self.placed: dict[int, None] = {}
         turn_of = {op.index: place for place, turn in enumerate(turns) for op in turn.ops}
@@ -89,13 +92,19 @@ class _Tape:
             self._before.append(before)
             for each in before:
                 self._followers[each].append(place)
+        first = [
+            place for place, turn in enumerate(turns)
+            if not self._before[place] and any(value in arriving for op in turn.ops for value in op.inputs)
+        ]  # fmt: skip
+        if first:
+            self._go_back_from(first)
         for place in range(len(turns)):
             if place not in self.placed:
-                self._go_back_from(place)
+                self._go_back_from([place])
 
-    def _go_back_from(self, start: int) -> None:
-        """Place what the gradient of a loss leads to, which begins with a turn, and that of losses added to it."""
-        starts, reached = [start], self._reached_from([start])
+    def _go_back_from(self, starts: list[int]) -> None:
+        """Place what gradients lead to that begin with some turns, and those of losses added to them."""
+        reached = self._reached_from(starts)
         while others := self._losses_beside(reached):
             starts += others
             reached = self._reached_from(starts)
