@@ -299,7 +299,8 @@ def test_a_cpu_counts_a_list_by_the_size_of_its_elements(segments: tuple[Segment
         return Simulator(dataclasses.replace(graph, values=tuple(map(changed, graph.values)))).reported_peak(segments)
 
     assert reported(10 << 20, 255 << 10) == reported(10 << 20, None) < reported(10 << 20, 512 << 10)
-    assert reported(10 << 20, 512 << 10) == Simulator(graph).reported_peak(segments)
+    # A list gets chunks for its elements, which fit better than one for all of it.
+    assert reported(10 << 20, 512 << 10) < Simulator(graph).reported_peak(segments)
 
 
 def test_what_a_loop_takes_besides_counts_where_several_threads_run_what_is_ready():

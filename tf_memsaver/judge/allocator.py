@@ -23,6 +23,9 @@ from tf_memsaver.judge.walk import Places
 FIRST_REGION = 2 << 20
 """Size of the first region where memory grows (``kInitialRegionSize``)."""
 
+MOST_PIECES = 32
+"""A list of more tensors is played as one of so many."""
+
 GRANULARITY = 256
 """Bytes are rounded up to a multiple of this (``kMinAllocationSize``)."""
 
@@ -94,19 +97,26 @@ class BestFitAllocator:
         del self._free_ending[address + size]
 
 
+def pieces_of(nbytes: int, parts: int) -> list[int]:
+    """Return the bytes of the buffers that a value lies in, ``parts`` of them; many as fewer, larger ones."""
+    count = min(parts, MOST_PIECES)
+    return [nbytes // count] * count
+
+
 class ChunksInOrder:
     """Chunks in use where the steps of a schedule run one after the other, again and again as in training."""
 
     def __init__(self, resident: Mapping[int, int], *, growing: bool) -> None:
         """Start with the buffers that live all the time: their bytes by number; ``growing`` for a CPU."""
         self._allocator = BestFitAllocator(growing=growing)
-        self._resident = {number: self._allocator.allocate(nbytes) for number, nbytes in resident.items()}
+        self._resident = {number: [self._allocator.allocate(nbytes)] for number, nbytes in resident.items()}
 
-    def run(self, sizes: Ints, places: Places, scratch: Ints, becomes: Mapping[int, int]) -> Ints:
+    def run(self, sizes: Ints, parts: Ints, places: Places, scratch: Ints, becomes: Mapping[int, int]) -> Ints:
         """Return the bytes of the chunks in use in each step.
 
         Args:
           sizes: the bytes of each place in memory that the steps take, 0 where it does not come from the pool.
+          parts: in how many buffers each of them lies.
           places: when they are taken.
           scratch: the scratch memory of each step, 0 for none.
           becomes: the resident buffer that a place becomes when it would be given back: the old one is, instead.
@@ -114,22 +124,24 @@ class ChunksInOrder:
         allocator, resident = self._allocator, self._resident
         taken = np.flatnonzero(sizes).tolist()
         begins, ends = _by_step(taken, places.first), _by_step(taken, places.last)
-        used, address = np.empty(len(scratch), dtype=np.int64), dict[int, int]()
+        used, addresses = np.empty(len(scratch), dtype=np.int64), dict[int, list[int]]()
         now, done = allocator.used_bytes, 0
         for step in sorted({*begins, *ends, *np.flatnonzero(scratch).tolist()}):
             used[done:step] = now
             for place in begins.get(step, ()):
-                address[place] = allocator.allocate(int(sizes[place]))
+                pieces = pieces_of(int(sizes[place]), int(parts[place]))
+                addresses[place] = [allocator.allocate(nbytes) for nbytes in pieces]
             used[step] = allocator.used_bytes
             if scratch[step]:
                 borrowed = allocator.allocate(int(scratch[step]))
                 used[step] = allocator.used_bytes
                 allocator.free(borrowed)
             for place in ends.get(step, ()):
-                given_back = address.pop(place)
+                given_back = addresses.pop(place)
                 if place in becomes:
                     resident[becomes[place]], given_back = given_back, resident[becomes[place]]
-                allocator.free(given_back)
+                for address in given_back:
+                    allocator.free(address)
             now, done = allocator.used_bytes, step + 1
         used[done:] = now
         return used
@@ -164,7 +176,7 @@ class AllocatorLedger:
         self._allocator = BestFitAllocator(growing=device.pool_grows)
         self._pooled_from, self._share = device.pooled_from, device.pool_share
         self._nbytes, self._parts = nbytes, parts
-        self._address: dict[int, int | None] = {}
+        self._addresses: dict[int, list[int]] = {}
         self._small, self._counts_small = 0, counts_small
         counted = [size for size in resident if counts_small or size >= self._pooled_from]
         for size in counted:
@@ -185,15 +197,16 @@ class AllocatorLedger:
         """A buffer is made."""
         size = self._nbytes[buffer]
         if size >= self._pooled_from * self._parts[buffer]:
-            self._address[buffer] = self._allocator.allocate(size)
+            pieces = pieces_of(size, self._parts[buffer])
+            self._addresses[buffer] = [self._allocator.allocate(nbytes) for nbytes in pieces]
         else:
-            self._address[buffer] = None
+            self._addresses[buffer] = []
             self._small += size
         self._note_peak()
 
     def take_over(self, buffer: int, old: int) -> None:
         """A buffer takes the place of one that dies."""
-        self._address[buffer] = self._address.pop(old)
+        self._addresses[buffer] = self._addresses.pop(old)
 
     def take_scratch(self, nbytes: int) -> int | None:
         """A running step takes scratch memory; return what to give back."""
@@ -216,8 +229,8 @@ class AllocatorLedger:
 
     def free(self, buffer: int) -> None:
         """A buffer dies."""
-        address = self._address.pop(buffer)
-        if address is None:
+        addresses = self._addresses.pop(buffer)
+        if not addresses:
             self._small -= self._nbytes[buffer]
-        else:
+        for address in addresses:
             self._allocator.free(address)

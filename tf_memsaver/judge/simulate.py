@@ -172,14 +172,15 @@ class Simulator:
         lives = self._lives(schedule)
         places, scratch = lives.places(), device.pooled(schedule.rows.workspace)
         sizes = device.pooled(schedule.sizes, schedule.parts)[places.buffers]
+        parts = schedule.parts[places.buffers]
         replaced = {int(places.of[new]): variable for variable, new in self.replaced_variables}
         memory = ChunksInOrder(self._pooled_residents, growing=device.pool_grows)
         # What variables were made in is left step by step.
-        runs = (memory.run(sizes, places, scratch, replaced) for _ in range(_ROUNDS if replaced else 1))
+        runs = (memory.run(sizes, parts, places, scratch, replaced) for _ in range(_ROUNDS if replaced else 1))
         chunks = functools.reduce(np.maximum, runs)
         sums = self._sums(schedule, lives)
         small = sums(lambda nbytes, parts: self._counted(nbytes, parts) - device.pooled(nbytes, parts))
-        squares = sums(lambda nbytes, parts: device.pooled(nbytes, parts).astype(np.float64) ** 2)
+        squares = sums(lambda nbytes, parts: device.pooled(nbytes, parts).astype(np.float64) ** 2 / parts)
         squares -= scratch.astype(np.float64) ** 2
         usual = (1 + device.pool_share) * chunks + small
         most = usual + np.sqrt(np.maximum(squares, 0.0))
