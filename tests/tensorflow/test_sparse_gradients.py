@@ -35,6 +35,17 @@ class Positions(layers.Layer):
         return x + self.attention(x, x)
 
 
+class TiedHead(layers.Layer):
+    """Makes logits by the table of an embedding, as language models do."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+
 def words() -> Any:
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(TOKENS, WIDTH)(inputs)
@@ -192,3 +203,24 @@ def test_a_function_that_gathers() -> None:
     case = [table, *kernels], [tf.constant(ids(8))]
     assert optimized.memsaver_plan.recomputed
     assert not differing(train_function(function, *case), train_function(optimized, *case))
+
+
+@pytest.mark.parametrize("is_read_whole", [False, True])
+def test_gradients_of_a_table_that_is_read_twice_are_counted_as_a_tape_hands_them_on(is_read_whole: bool) -> None:
+    """Those of lookups are one behind the other, and an optimizer works on as many rows, not on those of the table."""
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    table = layers.Embedding(TOKENS, WIDTH)
+    x = layers.Dense(WIDTH, "tanh")(table(inputs)) + table(TOKENS - 1 - inputs)
+    if is_read_whole:
+        x = TiedHead(table)(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+    model.compile("adagrad", "mse", jit_compile=False)
+    x, y = ids(8), np.zeros((8, 2), np.float32)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    gradient = tape.gradient(loss, table.embeddings.value)
+    assert isinstance(gradient, tf.IndexedSlices) != is_read_whole
+    handed_on = gradient if is_read_whole else gradient.values
+    graph = capture_graph(model, batch_size=8)
+    squares = [graph.values[op.outputs[0]].nbytes for op in graph.ops if op.type == "Square" and op.outputs]
+    assert max(squares) == handed_on.shape[0] * WIDTH * 4

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_memsaver.capture.notes import CallNotes, SparseGradients, complete_shape
 from tf_memsaver.capture.step import CalledStep, TracedStep, units_of_code
+from tf_memsaver.compat.gradients import summed
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.pace import counted
@@ -160,7 +161,7 @@ class _Tracer:
         arrived = self._gradients.pop(id(tensor), None)
         if not arrived:
             return None
-        return arrived[0] if len(arrived) == 1 else tf.add_n([tf.convert_to_tensor(g) for g in arrived])
+        return summed(arrived)
 
     def _backward_of(
         self, tape: Any, outputs: list[Any], upstream: list[Any], inputs: list[Any], unit: int | None
@@ -204,9 +205,7 @@ class _Tracer:
         for key, weight in self._trained.items():
             arrived = self._weight_gradients.get(key)
             if arrived:
-                dense = len(arrived) > 1
-                total = tf.add_n([tf.convert_to_tensor(g) for g in arrived]) if dense else arrived[0]
-                pairs.append((total, weight.owner))
+                pairs.append((summed(arrived), weight.owner))
         for gradient, _ in pairs:
             self._step.weight_gradients.append(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
         return pairs

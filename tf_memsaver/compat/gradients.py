@@ -187,3 +187,17 @@ def is_differentiated(operation: Any) -> bool:
     """
     found = _open.passes.get(id(tf.compat.v1.get_default_graph()))
     return found is not None and id(operation) in found.sources
+
+
+def summed(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor | tf.IndexedSlices:
+    """Return the sum of gradients as a tape makes it: if all are sparse, the slices of all, one behind the other.
+
+    (``AggregateIndexedSlicesGradients`` in tensorflow/python/eager/backprop_util.py, TensorFlow 2.21.)
+    """
+    if len(gradients) == 1:
+        return gradients[0]
+    if not all(isinstance(each, tf.IndexedSlices) for each in gradients):
+        return tf.add_n([tf.convert_to_tensor(each) for each in gradients])
+    indices = [tf.cast(each.indices, tf.int64) for each in gradients]
+    values = tf.concat([each.values for each in gradients], 0)
+    return tf.IndexedSlices(values, tf.concat(indices, 0), gradients[0].dense_shape)
