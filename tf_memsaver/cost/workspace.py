@@ -93,8 +93,8 @@ def places_bytes(spec: OpSpec) -> int:
         return 0
     if spec.type in POOLS.values():
         return math.prod(spec.output_shapes[0])
-    takes_places = spec.type in POOLS and spec.attributes["pooled_by"] == POOLS[spec.type]
-    return math.prod(spec.input_shapes[1]) if takes_places else 0
+    pool = spec.attributes.get("pooled_by")
+    return math.prod(spec.input_shapes[1]) if pool is not None and POOLS.get(spec.type) == pool else 0
 
 
 def _pool_gradient(spec: OpSpec) -> int:
