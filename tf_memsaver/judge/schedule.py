@@ -8,7 +8,7 @@ backward op needs is replayed, because graph mode prunes the rest.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -161,8 +161,8 @@ def scheduled(prepared: Prepared, segments: Sequence[Segment], *, taped: bool = 
 
 
 _Run = tuple[int, Sequence[Op]]
-_Runs = Callable[[Sequence[Segment], Sequence[Op], Collection[int]], Iterable[_Run]]
-"""What puts backward ops in order, by the segments that they lie in, and by what gradients arrive from outside."""
+_Runs = Callable[[Sequence[Segment], Sequence[Op], Sequence[bool]], Iterable[_Run]]
+"""What puts backward ops in order, by the segments that they lie in; for ``is_gradient`` see ``turns_of``."""
 
 Owners = Mapping[int | None, int]
 """The number of the segment that each unit lies in."""
@@ -188,7 +188,7 @@ def _runs(owners: Owners, ops: Sequence[Op], joins_unowned: bool = False) -> Ite
         yield number, ops[start:]
 
 
-def _captured(segments: Sequence[Segment], ops: Sequence[Op], arriving: Collection[int]) -> Iterable[_Run]:
+def _captured(segments: Sequence[Segment], ops: Sequence[Op], is_gradient: Sequence[bool]) -> Iterable[_Run]:
     """Return backward ops in the order in which they were captured.
 
     Where several branches took turns in it, as the calls of one network do, it would enter a recompute segment more
@@ -196,10 +196,10 @@ def _captured(segments: Sequence[Segment], ops: Sequence[Op], arriving: Collecti
     """
     runs = list(_runs(_owners(segments), ops, joins_unowned=True))
     entered = [number for number, _ in runs if number >= 0 and segments[number].mode is SegmentMode.RECOMPUTE]
-    return runs if len(set(entered)) == len(entered) else _taped(segments, ops, arriving)
+    return runs if len(set(entered)) == len(entered) else _taped(segments, ops, is_gradient)
 
 
-def _taped(segments: Sequence[Segment], ops: Sequence[Op], arriving: Collection[int]) -> Iterator[_Run]:
+def _taped(segments: Sequence[Segment], ops: Sequence[Op], is_gradient: Sequence[bool]) -> Iterator[_Run]:
     """Yield backward ops in the order of a tape.
 
     A sum of gradients is of the segment that all of them come from, or that sends one of them and gets the sum: what a
@@ -222,7 +222,7 @@ def _taped(segments: Sequence[Segment], ops: Sequence[Op], arriving: Collection[
         numbers.append(number)
         number_of.update(dict.fromkeys(op.outputs, number))
     replayed = {place for place, segment in enumerate(segments) if segment.mode is SegmentMode.RECOMPUTE}
-    return ((turn.number, turn.ops) for turn in turns_of(ops, numbers, replayed, arriving))
+    return ((turn.number, turn.ops) for turn in turns_of(ops, numbers, replayed, is_gradient))
 
 
 class _Writer:
@@ -258,9 +258,7 @@ class _Writer:
             self._gate(value, redirects, outer)
         for op in needed:
             self._replay(op, redirects)
-        made = {value for op in backward for value in op.outputs}
-        arriving = {value for op in backward for value in op.inputs if self._prepared.is_gradient[value]} - made
-        for number, ops in self._runs(segment.children, backward, arriving):
+        for number, ops in self._runs(segment.children, backward, self._prepared.is_gradient):
             self.write(segment.children[number] if number >= 0 else None, ops, redirects)
 
     def _copy(self, value: int) -> int:

@@ -27,7 +27,7 @@ class Turn:
 
 
 def turns_of(
-    ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int], arriving: Collection[int]
+    ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int], is_gradient: Sequence[bool]
 ) -> list[Turn]:
     """Return the ops of a backward pass as a tape adds them.
 
@@ -35,10 +35,10 @@ def turns_of(
       ops: the backward ops, in an order in which they can run.
       numbers: for each op, the number of the segment that it belongs to, -1 for none.
       replayed: the numbers of the recompute segments.
-      arriving: the gradients that were made before: of a segment, those of what it hands on.
+      is_gradient: for the ops of a segment, which values are gradients: it begins with those that arrive.
     """
     turns = _turns(ops, numbers, replayed)
-    return [turns[place] for place in _Tape(turns, arriving).placed]
+    return [turns[place] for place in _Tape(turns, is_gradient).placed]
 
 
 def _turns(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
@@ -76,7 +76,7 @@ def _is_sum(op: Op) -> bool:
 class _Tape:
     """Puts turns in order; ``placed`` has their places."""
 
-    def __init__(self, turns: Sequence[Turn], arriving: Collection[int]) -> None:
+    def __init__(self, turns: Sequence[Turn], is_gradient: Sequence[bool]) -> None:
         self._turns = turns
         self.placed: dict[int, None] = {}
         turn_of = {op.index: place for place, turn in enumerate(turns) for op in turn.ops}
@@ -92,12 +92,9 @@ class _Tape:
             self._before.append(before)
             for each in before:
                 self._followers[each].append(place)
-        first = [
-            place for place, turn in enumerate(turns)
-            if not self._before[place] and any(value in arriving for op in turn.ops for value in op.inputs)
-        ]  # fmt: skip
-        if first:
-            self._go_back_from(first)
+        if is_gradient:
+            reads = [{value for op in turn.ops for value in op.inputs if is_gradient[value]} for turn in turns]
+            self._go_back_from([p for p, each in enumerate(reads) if each - maker.keys() and not self._before[p]])
         for place in range(len(turns)):
             if place not in self.placed:
                 self._go_back_from([place])
