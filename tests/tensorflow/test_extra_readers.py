@@ -113,8 +113,8 @@ def test_a_replay_keeps_the_readers_that_are_not_needed() -> None:
         assert "Sigmoid" in {operation.type for operation in added}
         before = graph.num_operations()
         replayed = added[: end - start]
-        assert EXACT.read_in_replay([], replayed, needed_for([gradient, y], added), [y], [], Gates()) == ()
-        assert EXACT.read_in_replay([], replayed, needed_for([gradient], added), [y], [], Gates())
+        assert EXACT.read_in_replay([], [], replayed, needed_for([gradient, y], added), [y], [], Gates()) == ()
+        assert EXACT.read_in_replay([], [], replayed, needed_for([gradient], added), [y], [], Gates())
         reads = graph.get_operations()[before:]
     # Softplus is not needed; its input is, and would have the gradient as its only reader.
     sine = next(operation for operation in added if operation.type == "Sin")
@@ -132,7 +132,7 @@ def test_a_replay_keeps_no_reader_that_leads_nowhere() -> None:
         assert {each.type for each in product.consumers()} == {"Identity", "IdentityN"}
         tf.shape(product)
         needed = needed_for([y], replayed)
-        assert EXACT.read_in_replay([], replayed, needed, [y], [], Gates()) == ()
+        assert EXACT.read_in_replay([], [], replayed, needed, [y], [], Gates()) == ()
 
 
 @pytest.mark.parametrize(

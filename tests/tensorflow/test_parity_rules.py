@@ -630,6 +630,37 @@ def test_a_sum_in_a_replay_does_not_begin_with_a_term_from_outside() -> None:
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
 
 
+def skips() -> Any:
+    """A sum of four terms that nobody needs after it: segments that end between them hold the first two."""
+    inputs = keras.Input((32,))
+    x, terms = layers.Dense(32, "tanh", name="first")(inputs), []
+    for name in "abcd":
+        terms.append(layers.Dense(32, name=name)(x))
+        x = layers.Activation("tanh", name=f"{name}_end")(layers.Add(name=f"{name}_added")([x, terms[-1]]))
+    x = layers.Activation("tanh", name="activated")(layers.Add(name="sum")(terms))
+    return model_of(inputs, layers.Dense(32, "tanh", name="after")(x))
+
+
+HOLDING_TWO_SKIPS = [("first", "a"), ("a_added", "b"), ("b_added", "b_end")]
+
+
+@pytest.mark.parametrize("spans", [[], [("c", "activated")]], ids=["stored", "replayed"])
+def test_a_sum_of_skips_begins_with_the_first_wherever_segments_end(spans: list[Any]) -> None:
+    model = skips()
+    graph = capture_graph(model, batch_size=4)
+    # Graph optimisation makes one of the last term and the sum, since nothing else reads it.
+    assert [graph.units[position].label for position in graph.joined] == ["sum"]
+    optimized = optimized_by_hand(model, *HOLDING_TWO_SKIPS, *spans)
+    assert not differing(of_known_sizes(model, EXACT), of_known_sizes(optimized, EXACT))
+
+
+def test_a_sum_of_skips_begins_with_another_where_two_are_held() -> None:
+    model = skips()
+    optimized = optimized_by_hand(model, *HOLDING_TWO_SKIPS)
+    without = EXACT.without(Rule.TERMS_AFTER)
+    assert differing(of_known_sizes(model, EXACT), of_known_sizes(optimized, without))
+
+
 def test_leaving_gradients_have_their_names() -> None:
     """A gradient that passes straight through an addition is a term of a sum, which is sorted by name."""
     drawn = random_fit_case(2)

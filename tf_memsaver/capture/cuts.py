@@ -13,7 +13,7 @@ from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.buffers import views_among
 from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE, SUMS
 from tf_memsaver.parity.level import Rule, level_here
-from tf_memsaver.parity.sums import sums_of_many
+from tf_memsaver.parity.sums import only_sums_read, sums_of_many
 
 
 def joined_positions(step: TracedStep, *, backward_is_a_call: bool = False) -> set[int]:
@@ -90,7 +90,8 @@ def _fusing_positions(step: TracedStep) -> set[int]:
 def _lending_positions(step: TracedStep) -> set[int]:
     """Return the positions between a sum of many terms and those of them that nobody needs after it.
 
-    Such a term lends the result its buffer, which decides where the sum begins: no cut may hold it.
+    Such a term lends the result its buffer, which decides where the sum begins: no cut may hold it. If nobody needs any
+    of them, the sum begins with the first, whoever holds them (``only_sums_read``).
     """
     unit_of, readers = _readers(step, (Phase.FORWARD,))
     lending: set[int] = set()
@@ -106,8 +107,9 @@ def _lending_positions(step: TracedStep) -> set[int]:
 
     for last, terms in sums_of_many(forward, readers):
         end = unit_of[id(last)]
-        for term in terms:
-            if id(term.op) in unit_of and not is_needed_after(end, term):
+        lent = [term for term in terms if id(term.op) in unit_of and not is_needed_after(end, term)]
+        if len(lent) < len(terms) or not all(only_sums_read(term, readers[id(term)]) for term in terms):
+            for term in lent:
                 lending |= _joined(step, (unit_of[id(term.op)], end))
     return lending
 

@@ -141,7 +141,9 @@ class Parity:
         Returns:
           As ``read_in_first_run``.
         """
-        terms = sums.read_after_later_sums(needed, gates) if Rule.TERMS_AFTER in self.rules else ()
+        terms: tuple[tf.Tensor, ...] = ()
+        if Rule.TERMS_AFTER in self.rules:
+            terms = (*sums.read_after_later_sums(needed, gates), *sums.read_after_sums_of_inputs(inputs, gates))
         keep = Rule.CONVOLUTIONS in self.rules
         return (*terms, *(extra_readers.read_convolutions(operations, inputs, gates) if keep else ()))
 
@@ -178,7 +180,8 @@ class Parity:
 
     def read_in_replay(
         self,
-        inputs: Sequence[Any],
+        operations: Sequence[Any],
+        inputs: Sequence[tuple[Any, Any]],
         replayed: Sequence[Any],
         needed: Collection[int],
         outputs: Sequence[Any],
@@ -188,7 +191,8 @@ class Parity:
         """Add the readers that a replay lacks.
 
         Args:
-          inputs: what a replay reads after its gate.
+          operations: those of the first run.
+          inputs: what the first run read, each with what the replay reads of it after its gate.
           replayed: what the replay added to its graph, in order.
           needed: the ids of the operations that the gradients are made of, backward operations among them.
           outputs: what the replay returned.
@@ -206,7 +210,8 @@ class Parity:
         if Rule.FIRST_SWISHES in self.rules:
             read += first_swishes(replayed)
         if Rule.TERMS_IN_REPLAY in self.rules:
-            read += sums.read_after_sums_of_replay(replayed, needed, [*inputs, *outputs], gates)
+            passed = [gated for tensor, gated in inputs if not sums.is_left_within(tensor, operations)]
+            read += sums.read_after_sums_of_replay(replayed, needed, [*passed, *outputs], gates)
         return extra_readers.first_elements(read, gates)
 
     def free_constants(self, operations: Iterable[Any], gate: tf.Tensor) -> None:

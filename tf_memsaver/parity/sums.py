@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_memsaver.compat.graphs import place_of
 from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradients import has_layout, kept
-from tf_memsaver.parity.grappler import ADDITIONS, SUMS
-from tf_memsaver.parity.readers import EXTRA_READERS, is_extra, readers_among, readers_of, source_of
+from tf_memsaver.parity.grappler import ADDITIONS, READS_OUTPUT, READS_OUTPUT_FOR, SUMS
+from tf_memsaver.parity.readers import EXTRA_READERS, is_extra, made_as, readers_among, readers_of, source_of
 
 _AT_ONCE = 8
 """How many terms the kernel of a sum adds to it at once."""
@@ -96,6 +97,41 @@ class _Elsewhere(NamedTuple):
     type: str = ""
 
 
+def only_sums_read(tensor: Any, readers: Iterable[Any]) -> bool:
+    """Whether nothing but sums (and gates) reads a tensor in the plain step, and no gradient does.
+
+    A sum whose terms are all like that begins with the first, wherever segments end: either each of them can lend the
+    result its buffer or none, where all are held (``read_after_sums_of_inputs``).
+    """
+    if tensor.op.type in READS_OUTPUT or tensor.op.type in READS_OUTPUT_FOR or buffer_of(tensor) is not tensor:
+        return False
+    return all(each.type in _READS_NO_VALUE for each in readers)
+
+
+_READS_NO_VALUE = SUMS | {"Sub"}
+"""Operations on whole tensors, without views, whose gradients read none of their values; gates are of the last kind."""
+
+
+def read_after_sums_of_inputs(inputs: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
+    """Read the terms of a sum once more after it, where a segment holds one that nobody needs in the plain step."""
+    lasts = {id(last): last for tensor in inputs for last in _last_sum(tensor)}
+    return tuple(_read_after(last, _all_terms(last), gates) for last in lasts.values())
+
+
+def is_left_within(tensor: Any, operations: Iterable[Any]) -> bool:
+    """Whether nobody needs a tensor in the plain step after a sum of many terms that is one of these operations."""
+    return any(last in operations for last in _last_sum(tensor))
+
+
+def _last_sum(tensor: Any) -> Iterator[Any]:
+    """Yield the sum of many terms after which nobody needs a tensor in the plain step, if there is one."""
+    made = made_as(tensor)
+    if made.graph is tf.compat.v1.get_default_graph() and only_sums_read(made, readers_of(made)):
+        last = max(_sums_with(made), key=place_of, default=None)
+        if last is not None and len(_all_terms(last)) > 2:
+            yield last
+
+
 def read_after_later_sums(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
     """Read what is a term of a sum after its segment once more, after the sum.
 
@@ -111,7 +147,7 @@ def read_after_later_sums(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tens
         # A backward pass in a graph of its own gets the terms as they stand.
         if tensor.graph is tf.compat.v1.get_default_graph():
             sums = {id(last): last for last in _sums_with(tensor)}
-            read.extend(_read_after(last, [tensor], gates) for last in sums.values() if _has_many_terms(last))
+            read.extend(_read_after(last, [tensor], gates) for last in sums.values() if len(_all_terms(last)) > 2)
     return tuple(read)
 
 
@@ -124,11 +160,13 @@ def _sums_with(tensor: Any) -> Iterator[Any]:
             yield from _sums_with(reader.outputs[0]) if inside else (reader,)
 
 
-def _has_many_terms(addition: Any) -> bool:
+def _all_terms(addition: Any) -> list[Any]:
+    """Return the terms of an addition that graph optimisation makes one with those that it reads."""
+
     def joined(tensor: Any) -> bool:
         return tensor.op.type in SUMS and len(_readers_once(tensor)) == 1
 
-    return sum(1 for _ in _terms(addition, joined, source_of)) > 2
+    return list(_terms(addition, joined, source_of))
 
 
 def _readers_once(tensor: Any) -> list[Any]:

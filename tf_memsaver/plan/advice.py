@@ -327,8 +327,8 @@ def _in_few_layers(graph: Graph, request: Request, estimate: Estimate) -> Iterat
             yield (
                 f"{places}, since {terms} tensors are added, and a segment that ends between the layers that make them "
                 f"would change the rounding of this sum",
-                "an activation after each term of the sum (it changes the model; then the layers between two terms can "
-                "be replayed)",
+                "adding them in one place, with keras.layers.Add()(terms), where they are added one by one; or an "
+                "activation after each term (it changes the model; then the layers between two terms can be replayed)",
             )
         else:
             yield f"{places}, since a segment that ends elsewhere would change the rounding of a sum", remedy

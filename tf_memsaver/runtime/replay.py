@@ -114,7 +114,8 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     parity.free_constants(replayed, gate)
     needed = needed_for(found, added)
     free_sizes(inputs, needed, gate)
-    read = parity.read_in_replay(inputs, replayed, needed, outputs, arrived, gates)
+    entered = [*zip(first.inputs, inputs, strict=True)]
+    read = parity.read_in_replay(first.operations, entered, replayed, needed, outputs, arrived, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
         return with_values(gradients, _released_by_data(values, read, gates))
     # No other replay starts meanwhile in an ordered step: the update may have what nothing is added to.
