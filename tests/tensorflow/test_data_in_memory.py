@@ -148,21 +148,32 @@ def convolutional() -> keras.Model:
     return model
 
 
-def warned_of_others(beside: int) -> list[str]:
+def warned_of_others(beside: int, optimizer: str) -> list[str]:
     """Return what is said of others for a budget, and then without one, with so many MiB in a tensor beside."""
     held, said = tf.zeros(beside * MIB // 4), list[str]()
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("absl").addHandler(handler)
     for options in ({"budget": "80%"}, {}):
-        tf_memsaver.optimize(convolutional(), batch_size=32, **options)
+        small = convolutional()
+        wide = keras.Model(small.inputs, layers.Dense(5)(layers.Dense(256 * 1024)(small.layers[-2].output)))
+        wide.compile(optimizer, small.loss)
+        tf_memsaver.optimize(wide, batch_size=32, **options)
     del held
     return [each for each in said if "does not cover these" in each]
 
 
-@pytest.mark.parametrize(("beside", "times"), [(60, 1), (0, 0)])
-def test_what_lies_beside_a_step_is_told_where_there_is_a_budget(beside: int, times: int) -> None:
-    found = in_own_process(warned_of_others, beside)
+@pytest.mark.parametrize(
+    ("beside", "optimizer", "times"),
+    [
+        (60, "sgd", 1),
+        (0, "sgd", 0),
+        # It will have 44 MiB of slots, which are not there yet.
+        (60, "adam", 1),
+    ],
+)
+def test_what_lies_beside_a_step_is_told_where_there_is_a_budget(beside: int, optimizer: str, times: int) -> None:
+    found = in_own_process(warned_of_others, beside, optimizer)
     assert len(found) == times and all("this process holds 6" in each for each in found)
 
 

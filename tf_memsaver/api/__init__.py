@@ -186,7 +186,7 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
         raise InvalidRequestError("calibrate=True compares real steps with a budget. Give one, such as budget='80%'.")
     traced, plan = (_calibrated if options["calibrate"] else _planned)(model, options)
     if options["budget"] != AUTO:
-        warn_of_others(plan, traced.graph.resident_bytes)
+        warn_of_others(traced.model, plan, traced.graph)
     return _applied(traced.model, plan, options["data"], _subject(traced.model, options))
 
 

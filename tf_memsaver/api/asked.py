@@ -19,6 +19,7 @@ from tf_memsaver.compat.keras_variables import bytes_of
 from tf_memsaver.cost.device import LEAST_COUNTED_STEP
 from tf_memsaver.display.notices import tell
 from tf_memsaver.errors import InvalidRequestError
+from tf_memsaver.ir.graph import Graph, MemoryKind
 from tf_memsaver.options.table import Hints, options_of
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import check_names
@@ -148,20 +149,23 @@ def bytes_of_others(model: Any, data_bytes: int = 0) -> int:
     return max(0, _bytes_held(device) - _bytes_taken(model)) - data_bytes
 
 
-def warn_of_others(plan: Plan, resident_bytes: int) -> None:
+def warn_of_others(model: Any, plan: Plan, graph: Graph) -> None:
     """Say what else this process holds on the device, if that is much beside the budget of a step.
 
-    Of the step, ``resident_bytes`` live all the time. They count as if all of them were there: slots of an optimizer
-    may not be yet.
+    Nobody knows what a loop holds of its own: all that lives between its steps counts as if it were there.
     """
-    budget, device = plan.request.budget_bytes, device_name()
-    if budget is None or not is_counted(device):
+    budget = plan.request.budget_bytes
+    if budget is None or not is_counted(device_name()):
         return
-    others = _bytes_held(device) - resident_bytes
+    if isinstance(model, keras.Model):
+        others = bytes_of_others(model, graph.bytes_of(MemoryKind.DATA))
+    else:
+        others = _bytes_held(device_name()) - graph.resident_bytes
     if others >= max(_MUCH_BESIDE * budget, LEAST_COUNTED_STEP):
         logging.warning(
-            "this process holds %s on the device beside what the step takes, such as other models or other data. The "
-            "budget does not cover these. budget='auto' plans with what is left.",
+            "this process holds %s on the device beside what the step takes, such as other models, layers that the "
+            "model does not use, or other data. The budget does not cover these. budget='auto' plans with what is "
+            "left.",
             format_bytes(others),
         )
 
