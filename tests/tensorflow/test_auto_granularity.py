@@ -181,6 +181,32 @@ def test_a_dropout_that_is_called_twice_is_recomputed(granularity: str) -> None:
     assert plan.peak_bytes < 0.6 * plan.plain_peak_bytes
 
 
+def of_each_image() -> Any:
+    """Return a model that runs a network on each of four images, as people do for videos, compiled."""
+    x = image = keras.Input((LENGTH // 4, WIDTH))
+    for number in range(2):
+        x = layers.Conv1D(WIDTH, 3, padding="same", name=f"conv_{number}")(x)
+        x = layers.ReLU()(layers.BatchNormalization(name=f"norm_{number}")(x))
+    network = keras.Model(image, layers.GlobalAveragePooling1D()(x))
+    inputs = keras.Input((LENGTH, WIDTH))
+    frames = layers.TimeDistributed(network, name="frames")(layers.Reshape((4, LENGTH // 4, WIDTH))(inputs))
+    y = layers.Dense(3 * LENGTH)(layers.GRU(8)(frames))
+    model = keras.Model(inputs, layers.Reshape((LENGTH, 3))(y))
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_network_that_is_run_on_each_image_is_taken_apart() -> None:
+    """It was one layer, and each of its norms could not be recomputed, since the next image reads what it updates."""
+    losses, variables, _ = fitted(of_each_image)
+    found, its, model = fitted(of_each_image, strategy="min_peak")
+    assert found == losses
+    assert all(np.array_equal(a, b) for a, b in zip(variables, its, strict=True))
+    plan = model.memsaver_plan
+    assert "frames" in plan.opened and sum("norm" in label for label in plan.recomputed) >= 4
+    assert plan.peak_bytes < plan.plain_peak_bytes
+
+
 def test_eager_steps_are_said_to_differ(caplog: pytest.LogCaptureFixture) -> None:
     model = residual()
     optimized = tf_memsaver.optimize(model, data=data(), granularity="auto")

@@ -152,6 +152,16 @@ def test_what_cannot_be_counted_in_a_branch_is_told(caplog: pytest.LogCaptureFix
     assert "/cond' are not known before the step runs" in caplog.text and "measure" in caplog.text
 
 
+@pytest.mark.parametrize("first", [[], [layers.Masking()]], ids=["all", "masked"])
+def test_all_sizes_of_recurrent_layers_with_dropout_are_known(first: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop's condition has arguments of unknown shape, which it does not read: nothing of that is an activation."""
+    recurrent = layers.LSTM(8, return_sequences=True, dropout=0.2)
+    model = keras.Sequential([keras.Input((6, 8)), *first, layers.Bidirectional(recurrent), recurrent, layers.Dense(1)])
+    model.compile("sgd", "mse")
+    tf_memsaver.trace(model, batch_size=4, granularity="layer")
+    assert not caplog.records
+
+
 def test_a_step_in_which_sizes_were_worked_out_wrong_is_planned_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -147,9 +147,9 @@ def _is_open(tensor: Any) -> bool:
 
 
 def _is_open_inside(operation: Any, graph: Any) -> bool:
-    """Whether the functions that an operation calls make activations of unknown shape."""
+    """Whether the functions that an operation calls make activations of unknown shape: arguments are made outside."""
     return any(
-        any(map(_is_open, inner.outputs)) or _is_open_inside(inner, body)
+        (inner.type != "Placeholder" and any(map(_is_open, inner.outputs))) or _is_open_inside(inner, body)
         for body in called_functions(operation, graph)
         for inner in body.get_operations()
     )

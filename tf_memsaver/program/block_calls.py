@@ -26,7 +26,7 @@ from tf_memsaver.program.op_calls import GroupCall, OpCall
 from tf_memsaver.program.signature import Given
 from tf_memsaver.program.traced_layers import Recorder, TracedLayer, numbers_in
 from tf_memsaver.tfgraph.emission import Template
-from tf_memsaver.tfgraph.operations import LOOPS
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, LOOPS
 
 OWN_CALL = "call()"
 """Stands for what a model computes between the layers that it calls."""
@@ -135,6 +135,9 @@ def _looks_up_again(calls: Sequence[OpCall], owners: Sequence[TracedLayer], resi
     return any(count > 1 for count in Counter(map(id, looking.values())).values())
 
 
+_OF_STATE = {*ASSIGNMENTS, "ReadVariableOp"}
+"""What reads and changes variables."""
+
 _TAKEN_ALONG = PASSED_ON | {BIAS}
 """What stays with the product whose result it is given."""
 
@@ -153,8 +156,9 @@ def _together(
 ) -> list[Hashable]:
     """Return for each operation a key, the same for consecutive ones that stay together.
 
-    Those of a whole layer do. Of what an opened one computes itself each product does, with what only moves its inputs
-    and its result, and all between two products, which is cheap to make anew.
+    Those of a whole layer do, but for what updates its state, where that is read again: statistics of a
+    ``BatchNormalization`` that is called several times. Of what an opened one computes itself each product does, with
+    what only moves its inputs and its result, and all between two products, which is cheap to make anew.
     """
     ahead: list[bool] = []
     for place in range(len(calls) - 1, -1, -1):
@@ -172,7 +176,11 @@ def _together(
             number, has_product = number + 1, False
         has_product |= _kind(call) in rules.MATRIX_OPS
         whole = whole_of.get(id(owner))
-        keys.append(number if whole is None else id(whole))
+        if call.pinned and _kind(call) in _OF_STATE:
+            number += 1
+            keys.append(number)
+        else:
+            keys.append(number if whole is None else id(whole))
     return keys
 
 

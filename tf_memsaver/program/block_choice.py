@@ -67,7 +67,8 @@ def with_all_below(layer: TracedLayer) -> Iterator[TracedLayer]:
 
 def is_of_somebody(layer: TracedLayer) -> bool:
     """Whether a layer is no single layer of Keras's own: what is in it was put together by somebody."""
-    return not keras_models.is_built_in(layer.layer) or isinstance(layer.layer, keras.Model)
+    own = layer.layer
+    return not keras_models.is_built_in(own) or isinstance(own, keras.Model) or keras_models.wraps_network(own)
 
 
 def _looked_up(calls: Sequence[OpCall]) -> set[int]:

@@ -63,8 +63,9 @@ def calls_only_keras(model: Any) -> bool:
     """Whether all that a model calls one after another are layers of Keras's own: between those a plan cuts anyhow."""
     if not runs_layer_by_layer(model):
         return False
-    operations = [call.operation for call in list_layer_calls(model).calls]
-    return all(isinstance(each, ModelEntry) or keras_models.is_built_in(each) for each in operations)
+    operations = (call.operation for call in list_layer_calls(model).calls)
+    layers = (each for each in operations if not isinstance(each, ModelEntry))
+    return all(keras_models.is_built_in(each) and not keras_models.wraps_network(each) for each in layers)
 
 
 def _not_by_operations(model: Any) -> str:
