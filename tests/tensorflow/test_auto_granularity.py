@@ -181,6 +181,44 @@ def test_a_dropout_that_is_called_twice_is_recomputed(granularity: str) -> None:
     assert plan.peak_bytes < 0.6 * plan.plain_peak_bytes
 
 
+class Flow(keras.Model):
+    """Layers that scale what they read, with the sum of the logarithms of the scales, from the first to the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = [layers.Dense(4 * WIDTH, "gelu", name=f"wide_{n}") for n in range(3)]
+        self.scales = [layers.Dense(WIDTH, "tanh", name=f"scale_{n}") for n in range(3)]
+        self.out = layers.Dense(3, name="out")
+
+    def call(self, x: Any) -> Any:
+        total = 0.0
+        for wide, scale in zip(self.wide, self.scales, strict=True):
+            logarithms = scale(wide(x))
+            x = x * tf.exp(logarithms)
+            total = total + tf.reduce_sum(logarithms, [1, 2])
+        return self.out(x) * tf.sigmoid(total)[:, None, None]
+
+
+def flow() -> Any:
+    """Return it, compiled."""
+    model = Flow()
+    model(np.zeros((2, LENGTH, WIDTH), np.float32))
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize("granularity", ["auto", "op"])
+def test_segments_end_between_the_terms_of_a_running_total_of_numbers(granularity: str) -> None:
+    """It held all layers together, from the first term to the last."""
+    losses, variables, _ = fitted(flow)
+    found, its, model = fitted(flow, strategy="min_peak", granularity=granularity)
+    assert found == losses
+    assert all(np.array_equal(a, b) for a, b in zip(variables, its, strict=True))
+    plan = model.memsaver_plan
+    assert all(any(f"wide_{number}" in label for label in plan.recomputed) for number in range(3))
+    assert len(plan.segments) > 3
+
+
 def of_each_image() -> Any:
     """Return a model that runs a network on each of four images, as people do for videos, compiled."""
     x = image = keras.Input((LENGTH // 4, WIDTH))

@@ -19,7 +19,7 @@ from tf_memsaver.parity.extra_readers import may_round_otherwise
 from tf_memsaver.parity.grappler import BIAS
 from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody, with_all_below
 from tf_memsaver.program.calls import Call
-from tf_memsaver.program.grouping import assignments_last, grouped
+from tf_memsaver.program.grouping import arranged, grouped
 from tf_memsaver.program.layer_program import runs_layer_by_layer
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
@@ -70,7 +70,7 @@ class BlockCalls(ModelFunction):
     ) -> tuple[Call, ...]:
         """Return operations as calls (a ``function_calls.Grouping``)."""
         del slots
-        calls = assignments_last(calls)
+        calls = arranged(calls)
         (model_call,) = self._root.children
         layers = list(with_all_below(model_call))
         number_of = numbers_in(self._graph, layers, self.scope)

@@ -23,7 +23,7 @@ from tf_memsaver.compat.replicas import of_this_replica
 from tf_memsaver.compat.tapes import stop_recording
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.calls import Call, CallSequence
-from tf_memsaver.program.grouping import assignments_last, grouped, needed
+from tf_memsaver.program.grouping import arranged, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.program.program import Program
@@ -222,7 +222,7 @@ def by_size(
 ) -> tuple[Call, ...]:
     """Return calls that make one large tensor each (a ``Grouping``)."""
     del slots
-    return grouped(assignments_last(calls), outputs, resident)
+    return grouped(arranged(calls), outputs, resident)
 
 
 def _python_values(argument: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""From the calls of single operations to units: those that are needed, assignments last, the rest in groups."""
+"""From the calls of single operations to units: those that are needed, in an order that suits plans, in groups."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import tensorflow as tf
 
 from tf_memsaver.cost import rules
+from tf_memsaver.parity.grappler import SUMS
 from tf_memsaver.program.op_calls import GroupCall, OpCall, slots_of
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS, custom_gradient_bodies, functions_in, has_gradients
 
@@ -27,7 +28,41 @@ def needed(calls: Sequence[OpCall], outputs: Iterable[int]) -> list[OpCall]:
     return kept
 
 
-def assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
+def arranged(calls: Sequence[OpCall]) -> list[OpCall]:
+    """Return calls in an order in which segments may end at more places: assignments last, and running totals late."""
+    return _totals_late(_assignments_last(calls))
+
+
+def _totals_late(calls: Sequence[OpCall]) -> list[OpCall]:
+    """Move each sum of numbers, such as one for each sample, right before the sum that alone reads it.
+
+    Graph optimisation makes one sum of them, so that no segment ends in between: the log-determinants of a flow, which
+    are added up from its first layer to its last, left no place to end one.
+    """
+    readers: dict[int, list[OpCall]] = {}
+    for call in calls:
+        for slot in set(call.reads):
+            readers.setdefault(slot, []).append(call)
+    before: dict[int, list[OpCall]] = {}
+    for call in calls:
+        reading = [reader for slot in call.outputs for reader in readers.get(slot, ())]
+        if len(reading) == 1 and _adds_numbers(call) and _adds_numbers(reading[0]):
+            before.setdefault(id(reading[0]), []).append(call)
+    moved = {id(call) for late in before.values() for call in late}
+    pending, found = [call for call in reversed(calls) if id(call) not in moved], list[OpCall]()
+    while pending:
+        if late := before.pop(id(pending[-1]), []):
+            pending += reversed(late)
+        else:
+            found.append(pending.pop())
+    return found
+
+
+def _adds_numbers(call: OpCall) -> bool:
+    return call.operation.type in SUMS and not call.pinned and call.operation.shapes[0].rank in (0, 1)
+
+
+def _assignments_last(calls: Sequence[OpCall]) -> list[OpCall]:
     """Move each assignment after all other calls, if none of them uses its variable after it."""
     kept: list[OpCall] = []
     last: list[OpCall] = []

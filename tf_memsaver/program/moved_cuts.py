@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_memsaver.errors import PlanMismatchError
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.program.calls import Call, CallSequence
-from tf_memsaver.program.grouping import assignments_last, group_calls
+from tf_memsaver.program.grouping import arranged, group_calls
 from tf_memsaver.program.model_function import ModelFunction
 from tf_memsaver.program.op_calls import GroupCall, OpCall
 from tf_memsaver.program.signature import Given
@@ -56,7 +56,7 @@ class MovedCuts(ModelFunction):
         An operation may not be there, or have the name of another one, where sizes are asked for: a call ends with the
         operation of the same name, as far as these are in the same order.
         """
-        calls = assignments_last(calls)
+        calls = arranged(calls)
         place_of = {call.label: place for place, call in enumerate(calls[:-1])}
         ends = longest_increasing([place_of.get(label, -1) for label in self._planned[:-1]])
         stops = [0, *(end + 1 for end in ends if end is not None), len(calls)]
