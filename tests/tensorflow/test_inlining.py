@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.program.inlining import LARGEST_REPEATED_CONSTANT, Inliner
 from tf_memsaver.program.op_calls import Gathering, OpCall, slots_of
+from tf_memsaver.program.unstacking import slices_as_one
 
 Function = Callable[..., Any]
 
@@ -378,3 +379,72 @@ def test_one_of_several_branches() -> None:
     assert listed.agrees(a)
     with pytest.raises(UnsupportedModelError, match="loop or branch"):
         Listed(lambda x: tf.switch_case(tf.cast(tf.reduce_sum(x), tf.int32), [lambda: tf.sin(x), lambda: fivefold(x)]))
+
+
+# Slices as one --------------------------------------------------------------------------------------------------------
+
+
+def of_rows(x: Any) -> Any:
+    y = tf.exp(x)
+    return tf.stack([tf.tanh(y[place]) * (place + 1.0) for place in range(3)])
+
+
+def of_columns(x: Any) -> Any:
+    y = tf.exp(x)
+    state = tf.zeros_like(y[:, 0])
+    for place in range(4):
+        state = 0.5 * state + y[:, place]
+        state = state * tf.sigmoid(state)
+    return state
+
+
+def of_some(x: Any) -> Any:
+    y = tf.exp(x)
+    return [tf.tanh(y[:, place]) for place in range(3)]
+
+
+def read_otherwise(x: Any) -> Any:
+    y = tf.exp(x)
+    return [tf.tanh(y[place]) for place in range(3)] + [tf.sin(y)]
+
+
+def of_an_argument(x: Any) -> Any:
+    return [tf.tanh(x[place]) for place in range(3)]
+
+
+def of_a_sum(x: Any) -> Any:
+    """The sum of the slices' gradients goes on to both terms."""
+    y = x + tf.sin(x)
+    return [tf.tanh(y[place]) for place in range(3)]
+
+
+def terms_of_many(x: Any) -> Any:
+    """They are sorted by their names, which they keep."""
+    y = tf.exp(x)
+    return y[0] + y[1] + y[2]
+
+
+def that_keep_the_axis(x: Any) -> Any:
+    y = tf.exp(x)
+    return [tf.tanh(y[place : place + 1]) for place in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("made", "unpacks", "slices"),
+    [
+        (of_rows, 1, 0),
+        # One slice has only its shape read.
+        (of_columns, 1, 1),
+        (of_some, 0, 3),
+        (read_otherwise, 0, 3),
+        (of_an_argument, 0, 3),
+        (of_a_sum, 0, 3),
+        (terms_of_many, 1, 0),
+        (that_keep_the_axis, 0, 3),
+    ],
+)
+def test_which_slices_become_one_operation(made: Callable[[Any], Any], unpacks: int, slices: int) -> None:
+    listed = Listed(made)
+    listed.calls, _ = slices_as_one(listed.calls, listed.inliner.outputs, listed.inliner.slot_count)
+    assert (len(listed.of_type("Unpack")), len(listed.of_type("StridedSlice"))) == (unpacks, slices)
+    assert listed.agrees()

@@ -32,6 +32,7 @@ from tf_memsaver.parity.control import filter_gradients_first
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.emission import sizes_worked_out
 from tf_memsaver.tfgraph.operations import (
+    bytes_of_slices,
     costs_of,
     kernels_here,
     parts_of,
@@ -366,6 +367,7 @@ class _Builder:
             seconds=self._device.seconds(matrix_flops, moved, reduces=operation.type in rules.REDUCTIONS),
             workspace_bytes=workspace,
             racing_bytes=waiting * term_bytes if term_bytes >= self._device.pooled_from else 0,
+            replaced_bytes=bytes_of_slices(operation),
             overwrites=overwrites,
             shapes=(self._value_of[id(like)],) if id(like) in self._value_of else (),
         )

@@ -67,6 +67,9 @@ KNOWN_SHAPES = "_output_shapes"
 COMPILED_BY_XLA = "_XlaMustCompile"
 """The attribute of the call of a function that XLA compiles (``attributes.py``)."""
 
+SLICES = "_memsaver_slices"
+"""The attribute of an ``Unpack`` that stands for slices of the plain step."""
+
 constant_value = smart_constant_value
 """Returns the value of a tensor that shapes and constants tell, else None; ``tf.get_static_value`` sees less."""
 

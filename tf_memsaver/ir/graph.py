@@ -70,7 +70,8 @@ class Op:
     them again, since the batch size is known only when the step runs. For backward operations, ``tape`` numbers the
     passes of tapes that follow each other: two may go back through the same forward operations. ``racing_bytes`` is
     what an operation works with besides ``workspace_bytes`` where the step is not held in order: TensorFlow begins
-    several steps of a loop at once.
+    several steps of a loop at once. ``replaced_bytes`` is what is in memory besides in the plain step, which has other
+    operations in place of it.
     """
 
     index: int
@@ -85,6 +86,7 @@ class Op:
     seconds: float = 0.0
     workspace_bytes: int = 0
     racing_bytes: int = 0
+    replaced_bytes: int = 0
     overwrites: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     shapes: tuple[int, ...] = ()

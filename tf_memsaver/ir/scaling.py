@@ -49,6 +49,7 @@ class Scaling:
                     seconds=between(a.seconds, b.seconds),
                     workspace_bytes=round(between(a.workspace_bytes, b.workspace_bytes)),
                     racing_bytes=round(between(a.racing_bytes, b.racing_bytes)),
+                    replaced_bytes=round(between(a.replaced_bytes, b.replaced_bytes)),
                 )
                 for a, b in zip(small.ops, large.ops, strict=True)
             ),

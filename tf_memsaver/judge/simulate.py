@@ -266,16 +266,24 @@ class Simulator:
     def _judged(self, segments: tuple[Segment, ...]) -> tuple[int, int]:
         """Return the reported and the highest peak."""
         if segments not in self._peaks:
+            replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
             if not self._device.threads:
-                peak = self.measure(segments).peak_bytes
+                peak = self.measure(segments).peak_bytes if replays else self._plain_peak(segments)
                 self._peaks[segments] = peak, peak
-            elif any(segment.mode is SegmentMode.RECOMPUTE for segment in segments):
+            elif replays:
                 self._peaks[segments] = self._ordered_peaks(segments)
             else:
                 played, data = self.played_peak(segments), self.prepared.data_bytes
                 most = self.played_peak(segments, waiting=1.0) if self._waits else played
                 self._peaks[segments] = played + data, round(most * MOST_OF_RACING) + data
         return self._peaks[segments]
+
+    def _plain_peak(self, segments: Sequence[Segment]) -> int:
+        """Return the most bytes that are live in the plain step as it runs in order."""
+        schedule, ops = self._scheduler.schedule(segments), self.graph.ops
+        replaced = [ops[step.op].replaced_bytes if step.op >= 0 else 0 for step in schedule.steps]
+        live = self._live(schedule) + np.array(replaced, dtype=np.int64)
+        return int(live.max(initial=self.graph.resident_bytes))
 
     def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS, waiting: float = _WAITING) -> int:
         """Return the mean peak of steps, without data beside, in which ops run when TensorFlow's executor starts them.
@@ -285,9 +293,9 @@ class Simulator:
         of ``Op.racing_bytes`` that is there. ``segments`` replay nothing.
         """
         device = self._device
-        steps, nbytes = self._with_copies_of_variables(
-            self._with_late_updates(self._racing(self._scheduler.schedule(segments).steps, waiting))
-        )
+        racing = self._racing(self._scheduler.schedule(segments).steps, waiting)
+        steps, nbytes = self._with_copies_of_variables(self._with_late_updates(racing))
+        steps = self._with_replaced(steps, nbytes)
         dependencies = executor.Dependencies(steps, self.graph, self.prepared.outlive)
         seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
@@ -327,6 +335,19 @@ class Simulator:
             keys.append(key)
         last = [ops[step.op].phase is Phase.UPDATE for step in steps]
         return [steps[place] for place in sorted(range(len(steps)), key=lambda each: (keys[each], last[each], each))]
+
+    def _with_replaced(self, steps: Sequence[ScheduledOp], nbytes: list[int]) -> list[ScheduledOp]:
+        """Return steps with ``Op.replaced_bytes`` as buffers, each as large as a result, which ``nbytes`` gets."""
+        found = []
+        for step in steps:
+            op = self.graph.ops[step.op]
+            if op.replaced_bytes:
+                size = self.graph.values[op.outputs[0]].nbytes
+                made = tuple(range(len(nbytes), len(nbytes) + op.replaced_bytes // size))
+                nbytes.extend(size for _ in made)
+                step = step._replace(touches=(*step.touches, *made), allocates=(*step.allocates, *made))
+            found.append(step)
+        return found
 
     def _with_copies_of_variables(self, steps: Sequence[ScheduledOp]) -> tuple[list[ScheduledOp], list[int]]:
         """Return steps in which variables are copied that are changed while others read them, and all buffers' bytes.

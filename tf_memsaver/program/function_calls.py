@@ -27,6 +27,7 @@ from tf_memsaver.program.grouping import arranged, grouped, needed
 from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.program.program import Program
+from tf_memsaver.program.unstacking import slices_as_one
 from tf_memsaver.tfgraph.operations import ASSIGNMENTS, FUNCTION_CALLS, RANDOM, has_gradients
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
@@ -80,7 +81,7 @@ class FunctionCalls(Program):
         leaves = tf.nest.flatten(self._results, expand_composites=True)
         results = sum(leaf is not None for leaf in leaves)
         flat = Inliner(concrete.graph, self._variable_of, scope, unscoped, results)
-        calls = needed(flat.calls, flat.outputs)
+        calls, slot_count = slices_as_one(needed(flat.calls, flat.outputs), flat.outputs, flat.slot_count)
         self._prologue, rest = self._hoisted(calls, count)
         made = [slot for call in self._prologue for slot in call.outputs]
         read = {slot for call in rest for slot in (*call.inputs, *slots_of(call.after))} | set(flat.outputs)
@@ -93,7 +94,7 @@ class FunctionCalls(Program):
             calls=found,
             inputs=(*range(count), *made),
             outputs=tuple(flat.outputs),
-            slot_count=max(flat.slot_count, last + 1),
+            slot_count=max(slot_count, last + 1),
             resident=resident,
             weights=self._trained(made),
             read_again=self._read_again(),
