@@ -99,6 +99,15 @@ def test_gradients_at_the_peak_are_named_with_the_layer_that_makes_them() -> Non
     assert "gradients of intermediate" not in advised(deep(), max_overhead=0.0)
 
 
+@pytest.mark.parametrize("granularity", ["auto", "op"])
+def test_gradients_of_slices_are_one_in_plans_by_operations(granularity: str) -> None:
+    graph = slices(10)
+    renamed = (replace(op, type=op.type.replace("MatMulGrad", "StridedSliceGrad")) for op in graph.ops)
+    found = advised(replace(graph, ops=tuple(renamed)), granularity=granularity)
+    assert "results of StridedSliceGrad" in found
+    assert ("Try granularity='op', where all slices" in found) is (granularity == "auto")
+
+
 def test_the_plain_step_is_what_was_asked_for() -> None:
     assert advised(deep(), strategy="plain").endswith("strategy='plain' asks for that")
 

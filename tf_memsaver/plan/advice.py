@@ -194,7 +194,8 @@ def _costs_more_than_it_saves(plan: Plan) -> bool:
 
 def _reasons(graph: Graph, request: Request, step: Contents, estimate: Estimate) -> list[tuple[str, str]]:
     """Return reasons, the most important first, each with what helps; at least one."""
-    found = [*_without_gradients(graph, request, step.timeline, estimate), *_gradients_at_the_peak(graph, step)]
+    found = [*_without_gradients(graph, request, step.timeline, estimate)]
+    found += _gradients_at_the_peak(graph, request, step)
     if not found:
         found = [
             *_at_the_peak(graph, step.timeline),
@@ -225,7 +226,11 @@ def _without_gradients(
         )
 
 
-def _gradients_at_the_peak(graph: Graph, step: Contents) -> Iterator[tuple[str, str]]:
+_OF_A_SLICE = "StridedSliceGrad"
+"""The gradient of a slice, which is as large as the whole tensor."""
+
+
+def _gradients_at_the_peak(graph: Graph, request: Request, step: Contents) -> Iterator[tuple[str, str]]:
     """Yield that gradients of intermediate results, several at once, take most of the peak's own bytes."""
     timeline = step.timeline
     maker = {value: op for op in graph.ops if op.phase is Phase.BACKWARD for value in op.outputs}
@@ -241,10 +246,12 @@ def _gradients_at_the_peak(graph: Graph, step: Contents) -> Iterator[tuple[str, 
     its = [maker[each.value] for each in gradients if maker[each.value].type == most]
     unit = its[0].unit
     label = "" if unit is None else f" (the largest in the backward pass of '{graph.units[unit].label}')"
+    by_operations = "granularity='op', where all slices of a tensor have one gradient together, or "
     yield (
         f"at the peak, {format_bytes(total)} of {format_bytes(own)} are gradients of intermediate results, which are "
         f"needed whatever is recomputed: {format_bytes(its_bytes)} are {len(its)} results of {most}{label}",
-        "a smaller batch, or a layer there that makes fewer of them",
+        (by_operations if most == _OF_A_SLICE and request.granularity != "op" else "")
+        + "a smaller batch, or a layer there that makes fewer of them",
     )
 
 
