@@ -30,7 +30,7 @@ from tf_memsaver.program.train_step import TapeNotes, left_as_it_was, run_train_
 NO_GRADIENT = "no gradient is taken through it"
 """Why a call is not planned for that keeps no activations, either."""
 
-TWICE = "a gradient is taken of its gradient"
+TWICE = "has a gradient that another gradient is taken of"
 
 _SOURCE_INSIDE = "a gradient is taken with respect to a tensor inside it, which it does not return"
 
