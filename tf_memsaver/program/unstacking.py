@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.graphs import SLICES, FuncGraph
@@ -25,12 +24,8 @@ from tf_memsaver.tfgraph.emission import Template
 _LEAST = 3
 """Of fewer slices, the gradients take about as much as their sum."""
 
-
 _PASS_GRADIENTS_ON = {*SUMS, "Identity", "IdentityN", "StopGradient"}
 """Operations whose gradient is the one that arrives: a sum of slices may be made one with a sum that it goes into."""
-
-_READS_SHAPE = METADATA_READERS | {"OnesLike", "ZerosLike"}
-"""Operations that read only the shape of a tensor."""
 
 
 class _Slice(NamedTuple):
@@ -54,7 +49,7 @@ def slices_as_one(calls: Sequence[OpCall], outputs: Iterable[int], slot_count: i
     for call in reversed(calls):
         # What only its shape is read of has no gradient.
         is_read = call.gradient is not None or any(slot in kept or slot in readers for slot in call.outputs)
-        if call.operation.type not in _READS_SHAPE and (is_read or call.operation.is_stateful):
+        if call.operation.type not in METADATA_READERS and (is_read or call.operation.is_stateful):
             for slot in set(call.reads):
                 readers.setdefault(slot, []).append(call)
     for slot, (maker, place) in made.items():
@@ -86,18 +81,19 @@ def slices_as_one(calls: Sequence[OpCall], outputs: Iterable[int], slot_count: i
 
 def _slice_of(call: OpCall) -> _Slice | None:
     """Return what a call takes, if that is one entry along one axis, and nothing waits for it or it for others."""
-    numbers = [None if each is None else _value(each.operation) for each in call.constants[1:]]
-    if call.operation.type != "StridedSlice" or call.after or call.gradient or any(each is None for each in numbers):
+    known = call.operation.type == "StridedSlice" and None not in call.constants[1:]
+    if not known or call.after or call.gradient is not None:
         return None
+    begin, _, strides = (_value(each.operation) for each in call.constants[1:] if each is not None)
     masks = {name: call.operation.attributes[f"{name}_mask"].i for name in ("begin", "end", "shrink_axis")}
     axis = masks["shrink_axis"].bit_length() - 1
-    others = (1 << len(numbers[0])) - 1 - (1 << max(axis, 0))  # type: ignore[arg-type]
+    others = (1 << len(begin)) - 1 - (1 << max(axis, 0))
     has_others = any(call.operation.attributes[name].i for name in ("ellipsis_mask", "new_axis_mask"))
-    if masks["shrink_axis"] != 1 << max(axis, 0) or has_others or not (np.asarray(numbers[2]) == 1).all():
+    if masks["shrink_axis"] != 1 << max(axis, 0) or has_others or (strides != 1).any():
         return None
     if masks["begin"] & others != others or masks["end"] & others != others or masks["begin"] >> axis & 1:
         return None
-    return _Slice(axis, int(np.asarray(numbers[0])[axis]), call)
+    return _Slice(axis, int(begin[axis]), call)
 
 
 def _value(constant: Template) -> Any:
