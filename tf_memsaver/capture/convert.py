@@ -30,9 +30,9 @@ from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.parity.control import filter_gradients_first
 from tf_memsaver.program.calls import CallSequence
+from tf_memsaver.program.unstacking import bytes_of_slices
 from tf_memsaver.tfgraph.emission import sizes_worked_out
 from tf_memsaver.tfgraph.operations import (
-    bytes_of_slices,
     costs_of,
     kernels_here,
     parts_of,

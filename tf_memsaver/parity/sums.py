@@ -114,8 +114,8 @@ _READS_NO_VALUE = SUMS | {"Sub"}
 
 def read_after_sums_of_inputs(inputs: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:
     """Read the terms of a sum once more after it, where a segment holds one that nobody needs in the plain step."""
-    lasts = {id(last): last for tensor in inputs for last in _last_sum(tensor)}
-    return tuple(_read_after(last, _all_terms(last), gates) for last in lasts.values())
+    lasts = dict.fromkeys(last for tensor in inputs for last in _last_sum(tensor))
+    return tuple(_read_after(last, _all_terms(last), gates) for last in lasts)
 
 
 def is_left_within(tensor: Any, operations: Iterable[Any]) -> bool:

@@ -17,9 +17,10 @@ from tf_memsaver.compat.graphs import SLICES, FuncGraph
 from tf_memsaver.compat.released import release
 from tf_memsaver.cost.rules import METADATA_READERS
 from tf_memsaver.parity.gradients import kept as kept_in_place
-from tf_memsaver.parity.grappler import SUMS
+from tf_memsaver.parity.grappler import SUMS, TAPE_SCOPE
 from tf_memsaver.program.op_calls import OpCall
 from tf_memsaver.tfgraph.emission import Template
+from tf_memsaver.tfgraph.operations import tensor_bytes
 
 _LEAST = 3
 """Of fewer slices, the gradients take about as much as their sum."""
@@ -77,6 +78,22 @@ def slices_as_one(calls: Sequence[OpCall], outputs: Iterable[int], slot_count: i
             named = dataclasses.replace(each.call, operation=_named(each.call), inputs=(part,), constants=(None,))
             replaced[id(each.call)] = [whole, named] if each.call is earliest else [named]
     return [made for call in calls for made in replaced.get(id(call), [call])], slot_count
+
+
+def bytes_of_slices(operation: Any) -> int:
+    """Return what the gradients of slices take in the plain step, besides what this ``Pack`` does in place of them.
+
+    They are as large as the whole tensor each, and wait for each other. 0 for all other operations.
+    """
+    if operation.type != "Pack" or "/" not in operation.name:
+        return 0
+    scope = [part for part in operation.name.split("/")[:-1] if part != TAPE_SCOPE]
+    try:
+        unpacked = operation.graph.get_operation_by_name("/".join(scope))
+    except KeyError:
+        return 0
+    is_of_slices = unpacked.type == "Unpack" and SLICES in unpacked.node_def.attr
+    return (len(operation.inputs) - 2) * tensor_bytes(operation.outputs[0]) if is_of_slices else 0
 
 
 def _slice_of(call: OpCall) -> _Slice | None:

@@ -29,9 +29,6 @@ _CALLS = FUNCTION_CALLS | LOOPS | BRANCHES
 ASSIGNMENTS = {"AssignAddVariableOp": "assign_add", "AssignSubVariableOp": "assign_sub", "AssignVariableOp": "assign"}
 """Operations that set a variable, and the variable's methods that make them."""
 
-_OF_TAPES = "gradient_tape"
-"""The scope of backward operations, in which they lie in that of the forward operation."""
-
 _CUDNN_RECURRENT = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
 _RESERVE = 3
 """The output of these that only their gradients read; its shape is known as they run."""
@@ -68,22 +65,6 @@ def known_shape(tensor: Any, free: int | None = None) -> tuple[int, ...] | None:
         return None
     found: list[Any] = [free if size is None else size for size in tensor.shape]
     return None if None in found else tuple(found)
-
-
-def bytes_of_slices(operation: Any) -> int:
-    """Return what the gradients of slices take in the plain step, besides what this ``Pack`` does in place of them.
-
-    They are as large as the whole tensor each, and wait for each other. 0 for all other operations.
-    """
-    if operation.type != "Pack" or "/" not in operation.name:
-        return 0
-    scope = [part for part in operation.name.split("/")[:-1] if part != _OF_TAPES]
-    try:
-        unpacked = operation.graph.get_operation_by_name("/".join(scope))
-    except KeyError:
-        return 0
-    is_of_slices = unpacked.type == "Unpack" and graphs.SLICES in unpacked.node_def.attr
-    return (len(operation.inputs) - 2) * tensor_bytes(operation.outputs[0]) if is_of_slices else 0
 
 
 def tensor_bytes(tensor: Any, free: int | None = None) -> int:
