@@ -264,8 +264,9 @@ def test_a_budget_is_kept_by_what_the_allocator_takes_at_most(strategy: str) -> 
         assert highest <= budget or budget < most
         # Where nothing keeps that, the plan says so and what helps.
         assert ("calibrate=True" in plan.advice) == (highest > budget)
-        overheads.append(plan.step_overhead)
-    assert overheads == sorted(overheads, reverse=True) or strategy == "min_time"
+        if highest <= budget:
+            overheads.append(plan.step_overhead)
+    assert overheads == sorted(overheads, reverse=True)
     assert most > least.peak_bytes
     with pytest.raises(InfeasibleBudgetError) as caught:
         solve(graph, Request(strategy=strategy, budget_bytes=least.peak_bytes - 2**20))
@@ -296,16 +297,16 @@ def test_where_the_plan_that_keeps_a_budget_is_too_slow_the_quicker_one_that_is_
     assert simulator.highest_peak(quick) > budget
     between = (overheads[plans.index(quick)] + overheads[plans.index(slow)]) / 2
 
-    @register_planner("mine", falls_back_to=["plainly"])
+    @register_planner("mine", falls_back_to=["slowly"])
     def mine(problem: Problem) -> Sequence[Segment]:
         kept = [each for each in plans if simulator.measure(each).peak_bytes <= problem.request.budget_bytes]
         if not kept:
             raise InfeasibleBudgetError(problem.request.budget_bytes, budget)
         return kept[0]
 
-    @register_planner("plainly")
-    def plainly(problem: Problem) -> Sequence[Segment]:
-        return [Segment(start=0, stop=count, mode=STORE)]
+    @register_planner("slowly")
+    def slowly(problem: Problem) -> Sequence[Segment]:
+        return slow
 
     def found(most: float) -> Plan:
         return solve(graph, Request(strategy="mine", budget_bytes=budget, max_overhead=most))

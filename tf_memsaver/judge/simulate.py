@@ -187,6 +187,11 @@ class Simulator:
         data, least = self.prepared.data_bytes, self.counted_resident_bytes
         return max(least, round(usual.max(initial=0.0)) + data), max(least, round(most.max(initial=0.0)) + data)
 
+    @property
+    def counts_tensors_alone(self) -> bool:
+        """Whether a plan that replays takes the bytes of its tensors: on an allocator without holes."""
+        return not self._device.threads
+
     @cached_property
     def counts_small(self) -> bool:
         """Whether buffers that do not come from the allocator's pool count: where the step has little else."""
@@ -267,7 +272,7 @@ class Simulator:
         """Return the reported and the highest peak."""
         if segments not in self._peaks:
             replays = any(segment.mode is SegmentMode.RECOMPUTE for segment in segments)
-            if not self._device.threads:
+            if self.counts_tensors_alone:
                 peak = self.measure(segments).peak_bytes if replays else self._plain_peak(segments)
                 self._peaks[segments] = peak, peak
             elif replays:

@@ -34,8 +34,8 @@ class Planner:
     """A planner in the table, with its traits.
 
     ``keeps_budget`` says that it uses the request's budget. It is called again with a lower budget if the allocator
-    needs more than the bytes of its plan's tensors. ``falls_back_to`` names the planners that are called last if none
-    of its proposals fits the budget, so it keeps every budget that they can keep.
+    needs more than the bytes of its plan's tensors. ``falls_back_to`` names planners of least memory, so that it keeps
+    every budget that they can keep.
     """
 
     name: str
@@ -65,8 +65,8 @@ def register_planner(
       name: the name of the strategy. A planner that is registered later under the same name replaces this one.
       keeps_budget: whether the planner uses the request's budget. It is then called again with a lower budget if the
         allocator needs more than the bytes of its plan's tensors.
-      falls_back_to: names of planners to call if no plan of this one fits the budget. With one, segments that a
-        budget leaves room for are stored, too, whoever has proposed the plan.
+      falls_back_to: names of planners of least memory. Their plans are taken where no plan of this one is within the
+        budget, or where they are quicker once what the budget leaves room for is stored again.
     """
 
     def enter(propose: Proposer) -> Proposer:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
@@ -19,29 +18,14 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, check_strategy, planner_named, planner_names
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners import curves
+from tf_memsaver.planners.budget import keeping, proposal
 from tf_memsaver.search.bounds import least_seconds
-from tf_memsaver.search.filling import filled
 from tf_memsaver.search.one_level import Found
 
 __all__ = ["Plans", "Versions", "check_strategy", "curve", "planner_names", "solve"]
 
 Versions = Mapping[str, str] | Sequence[tuple[str, str]]
 """Name and version of what a plan was made with."""
-
-MOST_BUDGET_ROUNDS = 4
-"""How often a planner is asked because what its plan takes is above the budget, or well below it."""
-
-ASKED_BEFORE_GIVING_UP = 3
-"""How often a planner is asked before it is worth the time to find out whether any plan can be within the budget."""
-
-BUDGET_PRECISION = 0.01
-"""A plan that is below the budget by so small a share of it is taken, and a limit is looked for no closer."""
-
-Judge = Callable[[tuple[Segment, ...]], int]
-"""Returns a peak in bytes."""
-
-Ask = Callable[[int], Choice | None]
-"""Returns a planner's certified proposal for a limit in bytes, None if it has none."""
 
 
 def solve(graph: Graph, request: Request, *, versions: Versions = ()) -> Plan:
@@ -94,7 +78,7 @@ class Plans:
         request = request.for_peak(problem.plain_reported_peak)
         problem = problem.with_limits(request)
         try:
-            choice, peak_bytes = _propose(planner, problem)
+            choice = _chosen(planner, problem)
         except InfeasibleBudgetError as error:
             remedy = smaller_budget_advice(self.graph, request, error)
             raise InfeasibleBudgetError(
@@ -104,7 +88,7 @@ class Plans:
                 predicted_bytes=error.predicted_bytes,
                 plain_bytes=problem.plain_reported_peak,
             ) from None
-        plan = _plan(problem, choice, peak_bytes, begin, self.versions)
+        plan = _plan(problem, choice, begin, self.versions)
         plan = replace(plan, advice=advice(problem.simulator, plan))
         if request.max_overhead is not None and plan.step_overhead > request.max_overhead:
             raise InfeasibleOverheadError(request.max_overhead, plan.step_overhead)
@@ -120,8 +104,7 @@ class Plans:
         for choice in curves.proposals(problem, points):
             if choice.segments not in made:
                 problem.certify(choice.segments, choice.planner)
-                peak = problem.simulator.reported_peak(choice.segments)
-                made[choice.segments] = _plan(problem, choice, peak, begin, self.versions)
+                made[choice.segments] = _plan(problem, choice, begin, self.versions)
                 begin = time.perf_counter()
         return tuple(curves.pareto(list(made.values())))
 
@@ -135,7 +118,6 @@ class Plans:
 def _plan(
     problem: Problem,
     choice: Choice,
-    peak_bytes: int,
     begin: float,
     versions: Versions,
 ) -> Plan:
@@ -149,7 +131,7 @@ def _plan(
         batch_size=graph.batch_size,
         strategy=request.strategy,
         planner=choice.planner,
-        peak_bytes=peak_bytes,
+        peak_bytes=problem.simulator.reported_peak(choice.segments),
         highest_peak_bytes=problem.simulator.highest_peak(choice.segments),
         plain_peak_bytes=problem.plain_reported_peak,
         step_overhead=overhead,
@@ -172,151 +154,15 @@ def _kept_bytes(problem: Problem) -> tuple[int, ...]:
     return tuple(unit.kept_bytes for unit in units_of(problem.graph))
 
 
-def _propose(planner: Planner, problem: Problem) -> tuple[Choice, int]:
-    """Return a certified proposal and its reported peak, within the budget where there is one.
-
-    What the allocator takes on top differs from step to step: a budget is compared with the highest peak and, only
-    where no plan of the planner or of those that it falls back to keeps that, with the reported one.
-    """
-    budget = problem.request.budget_bytes
+def _chosen(planner: Planner, problem: Problem) -> Choice:
+    """Return a certified proposal, within the budget where there is one, and within the overhead where one is found."""
+    budget, most = problem.request.budget_bytes, problem.request.max_overhead
     if budget is None:
-        return _certified(planner, problem)
-    most, slower = problem.request.max_overhead, list[tuple[float, Choice]]()
-    for kept in _keeping(planner, problem, budget):
-        # One that falls back to others is asked for any good plan within the budget, not for its own proposal.
-        choice = _filled(problem, kept, budget) if planner.falls_back_to else kept
+        return proposal(planner, problem)
+    slower = list[tuple[float, Choice]]()
+    for choice in keeping(planner, problem, budget):
         overhead = problem.overhead(problem.simulator.measure(choice.segments).replay_seconds)
         slower.append((overhead, choice))
         if most is None or overhead <= most:
             break
-    _, quickest = min(slower, key=lambda each: each[0])
-    return quickest, problem.simulator.reported_peak(quickest.segments)
-
-
-def _filled(problem: Problem, choice: Choice, budget: int) -> Choice:
-    """Return a certified choice with what the budget leaves room for stored, if its highest peak is within that."""
-    if problem.simulator.highest_peak(choice.segments) > budget:
-        return choice
-    segments = filled(problem, choice.segments, budget, enough=int(budget * (1 - BUDGET_PRECISION)))
-    problem.certify(segments, choice.planner)
-    return replace(choice, segments=segments)
-
-
-def _keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]:
-    """Yield certified proposals whose reported peak is within a budget, one at least, the best first.
-
-    Raises:
-      InfeasibleBudgetError: there is none.
-    """
-
-    @functools.cache
-    def ask(limit: int) -> Choice | None:
-        try:
-            return _certified(planner, problem.with_budget(limit))[0]
-        except InfeasibleBudgetError:
-            return None
-
-    @functools.cache
-    def others() -> list[Choice]:
-        fallbacks = map(planner_named, planner.falls_back_to)
-        return [_certified(each, problem.with_budget(None, each.name))[0] for each in fallbacks]
-
-    def within(judge: Judge) -> tuple[Choice | None, int]:
-        def may_be() -> bool:
-            # The others are the plans of least memory: where they take more, so does all else.
-            return not others() or min(judge(each.segments) for each in others()) <= budget
-
-        return _within(ask, problem, budget, judge, MOST_BUDGET_ROUNDS if planner.keeps_budget else 1, may_be)
-
-    reported_peak, highest_peak = problem.simulator.reported_peak, problem.simulator.highest_peak
-    best, least = within(highest_peak)
-    if best is not None:
-        yield best
-    near = [choice for choice in others() if reported_peak(choice.segments) <= budget]
-    yield from sorted(near, key=lambda choice: max(budget, highest_peak(choice.segments)))
-    # Where the plans of least memory are above the budget by this judge, too, no other one is asked for.
-    last = within(reported_peak)[0] if best is not None or near or not others() else None
-    if last is not None:
-        yield last
-    elif best is None and not near:
-        known = [each.segments for each in others()]
-        if known and not any(problem.forced):
-            known.append(problem.store_all)  # What races takes less where the allocator adds much to what is replayed.
-        most, predicted = (min(map(judge, known), default=least) for judge in (highest_peak, reported_peak))
-        raise InfeasibleBudgetError(budget, most, predicted_bytes=predicted)
-
-
-def _within(
-    ask: Ask, problem: Problem, budget: int, judge: Judge, rounds: int, may_be: Callable[[], bool]
-) -> tuple[Choice | None, int]:
-    """Return the quickest answer found whose peak is within the budget by a judge, and the least peak seen.
-
-    Planners count the bytes of tensors. What the allocator is said to take is more (or less, where a CPU's does not
-    count small tensors), by an amount that only the finished plan tells: so the planner is asked again for less, or for
-    more than what came out too small. ``may_be`` says whether there may be such an answer, where the first ones are
-    none.
-    """
-    best: tuple[float, Choice] | None = None
-    resident, counted = problem.graph.resident_bytes, problem.simulator.counted_resident_bytes
-    least, near = 0, int(budget * BUDGET_PRECISION)
-    most = budget + problem.simulator.uncounted_bytes
-
-    def alike(segments: tuple[Segment, ...]) -> int:
-        # What the allocator adds is much the same share of one plan and the next.
-        transient = problem.simulator.measure(segments).peak_bytes - resident
-        return resident + transient * (budget - counted) // max(judge(segments) - counted, 1)
-
-    low, high, above = resident, most, list[int]()
-    limit = most if any(problem.forced) else max(low + near + 1, min(alike(problem.store_all), most))
-
-    def keeps(choice: Choice) -> bool:
-        """Take note of an answer, and say whether it is within the budget."""
-        nonlocal best, least
-        measured, peak = problem.simulator.measure(choice.segments), judge(choice.segments)
-        least = min(least or peak, peak)
-        if peak > budget:
-            above.append(measured.peak_bytes)
-            return False
-        seconds = measured.replay_seconds
-        best = min((seconds, choice), best or (seconds, choice), key=lambda each: each[0])
-        return True
-
-    for number in range(2 * rounds):
-        if number == ASKED_BEFORE_GIVING_UP and best is None and not may_be():
-            break
-        # Twice as often while nothing is within the budget: what comes after is a plan of least memory.
-        if number >= rounds and (best is not None or rounds == 1):
-            break
-        choice = ask(limit)
-        if choice is None:
-            low = limit
-        else:
-            if keeps(choice):
-                low = limit
-            else:
-                high = min(limit, above[-1])
-            if 0 <= budget - judge(choice.segments) <= near:
-                break
-            limit = alike(choice.segments)
-        if high - low <= near:
-            break
-        if not low + near < limit < high:
-            limit = (low + high) // 2
-    # What the allocator adds varies from plan to plan: a quicker one, right below one above the budget, may keep it.
-    limit = max(above, default=0) - 1
-    for _ in range(rounds if rounds > 1 else 0):
-        if best is None or budget - judge(best[1].segments) <= near:
-            break
-        choice = ask(limit)
-        if choice is None or keeps(choice):
-            break
-        limit = above[-1] - 1
-    return best and best[1], least
-
-
-def _certified(planner: Planner, problem: Problem) -> tuple[Choice, int]:
-    """Return what the planner proposes, checked, and its reported peak."""
-    proposed = planner.propose(problem)
-    choice = proposed if isinstance(proposed, Choice) else Choice(planner=planner.name, segments=tuple(proposed))
-    problem.certify(choice.segments, planner.name)
-    return choice, problem.simulator.reported_peak(choice.segments)
+    return min(slower, key=lambda each: each[0])[1]

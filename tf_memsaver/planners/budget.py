@@ -1,0 +1,177 @@
+"""The quickest plan whose peak is within a budget, as the device's allocator takes it.
+
+Planners count the bytes of tensors. What the allocator is said to take is more (or less, where a CPU's does not count
+small tensors), and only the finished plan tells how much: from one plan to the next it may fall where the tensors grow.
+So planners are asked for limits of a scale that is the same for every budget, from above: a larger budget begins above
+a smaller one, keeps what that keeps, and so never gets a slower plan, as far as planners find the quickest.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tf_memsaver.errors import InfeasibleBudgetError
+from tf_memsaver.ir.segments import Segment
+from tf_memsaver.plan.problem import Problem
+from tf_memsaver.plan.registry import Choice, Planner, planner_named
+from tf_memsaver.planners.reported import NEAR
+from tf_memsaver.search.filling import filled
+
+STEP, PLACES = 1.01, 4096
+"""Limits that planners are asked for are so many times one another, in bytes beyond the resident ones; and how many
+there are: far more than any device has bytes."""
+
+SCALE = sorted({int(STEP**place) for place in range(PLACES)})
+
+STRIDE = 4
+"""Of the limits, so many are one tried at first; those between, above one that keeps the budget."""
+
+Judge = Callable[[tuple[Segment, ...]], int]
+"""Returns a peak in bytes."""
+
+Ask = Callable[[int], Choice | None]
+"""Returns a planner's certified proposal for a limit in bytes, None if it has none."""
+
+
+def proposal(planner: Planner, problem: Problem) -> Choice:
+    """Return what a planner proposes, checked.
+
+    Raises:
+      CertificationError: it is no cover of the units, breaks a hint, or cuts where no segment may end.
+    """
+    proposed = planner.propose(problem)
+    choice = proposed if isinstance(proposed, Choice) else Choice(planner=planner.name, segments=tuple(proposed))
+    problem.certify(choice.segments, planner.name)
+    return choice
+
+
+def keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]:
+    """Yield certified proposals whose reported peak is within a budget, one at least, the best first.
+
+    What the allocator takes on top differs from step to step: a budget is compared with the highest peak and, only
+    where no plan of the planner or of those that it falls back to keeps that, with the reported one.
+
+    Raises:
+      InfeasibleBudgetError: there is none.
+    """
+
+    @functools.cache
+    def ask(limit: int) -> Choice | None:
+        try:
+            return proposal(planner, problem.with_budget(limit))
+        except InfeasibleBudgetError:
+            return None
+
+    @functools.cache
+    def others() -> list[Choice]:
+        """Plans of least memory."""
+        fallbacks = map(planner_named, planner.falls_back_to)
+        return [proposal(each, problem.with_budget(None, each.name)) for each in fallbacks]
+
+    @functools.cache
+    def quicker() -> list[Choice]:
+        """Plans made from those, the quickest first."""
+        made = [replace(each, segments=plan) for each in others() for plan in filled(problem, each.segments)]
+        return sorted(made, key=seconds)
+
+    def seconds(choice: Choice) -> float:
+        return problem.simulator.measure(choice.segments).replay_seconds
+
+    def within(judge: Judge) -> tuple[Choice | None, int]:
+        """Return the quickest plan found whose peak is within the budget by a judge, and the least peak seen."""
+        search = _Search(ask, problem, budget, judge)
+        if (choice := search.plain()) is not None:
+            return choice, 0
+        if others() and min(judge(each.segments) for each in others()) > (1 + NEAR) * budget:
+            return None, 0
+        made, most = next((each for each in quicker() if judge(each.segments) <= budget), None), math.inf
+        if made is not None:
+            problem.certify(made.segments, made.planner)
+            most = seconds(made)
+        return search.quickest(most, is_asked_once=not planner.keeps_budget) or made, search.least
+
+    reported_peak, highest_peak = problem.simulator.reported_peak, problem.simulator.highest_peak
+    best, least = within(highest_peak)
+    if best is not None:
+        yield best
+    near = [choice for choice in others() if reported_peak(choice.segments) <= budget]
+    if near:
+        most = (1 + NEAR) * min(max(budget, highest_peak(choice.segments)) for choice in near)
+        yield min((choice for choice in near if highest_peak(choice.segments) <= most), key=seconds)
+    # Where the plans of least memory are above the budget by this judge, too, no other one is asked for.
+    last = within(reported_peak)[0] if best is not None or near or not others() else None
+    if last is not None:
+        yield last
+    elif best is None and not near:
+        known = [each.segments for each in others()]
+        if known and not any(problem.forced):
+            known.append(problem.store_all)  # What races takes less where the allocator adds much to what is replayed.
+        most, predicted = (min(map(judge, known), default=least) for judge in (highest_peak, reported_peak))
+        raise InfeasibleBudgetError(budget, most, predicted_bytes=predicted)
+
+
+class _Search:
+    """A search for the largest limit whose plan keeps a budget by a judge."""
+
+    def __init__(self, ask: Ask, problem: Problem, budget: int, judge: Judge) -> None:
+        self._ask, self._problem, self._budget, self._judge = ask, problem, budget, judge
+        self._resident = problem.graph.resident_bytes
+        self._most = budget + problem.simulator.uncounted_bytes
+        self._above = self._most + 1
+        self.least = 0
+        """The least peak that was seen, in bytes."""
+
+    def plain(self) -> Choice | None:
+        """Return the planner's plan for what the plain step takes, if that is within the budget."""
+        plain = self._problem.store_all
+        if any(self._problem.forced) or self._judge(plain) > self._budget:
+            return None
+        return self._kept(self._problem.simulator.measure(plain).peak_bytes)
+
+    def quickest(self, seconds: float, *, is_asked_once: bool) -> Choice | None:
+        """Return the quickest plan found whose replays take less than some seconds, None if there is none.
+
+        For the budget alone where the planner ``is_asked_once``.
+        """
+        if is_asked_once or self._problem.simulator.counts_tensors_alone:
+            choice = self._kept(self._most)
+            if choice is not None or is_asked_once:
+                return choice
+        while (place := self._place_below(self._above) // STRIDE * STRIDE) >= 0:
+            above, choice = self._above, self._kept(self._limit(place), seconds)
+            if choice is not None:
+                between = range(min(place + STRIDE - 1, self._place_below(above)), place, -1)
+                return next(filter(None, (self._kept(self._limit(each)) for each in between)), choice)
+            if self._above == above:
+                break
+        return None
+
+    def _limit(self, place: int) -> int:
+        return self._resident + SCALE[place]
+
+    def _place_below(self, limit: int) -> int:
+        """Return the place of the largest limit of the scale below one, -1 if there is none."""
+        return bisect.bisect_left(SCALE, limit - self._resident) - 1
+
+    def _kept(self, limit: int, seconds: float = math.inf) -> Choice | None:
+        """Return the plan for a limit if it keeps the budget, and its replays take less than some seconds.
+
+        If it only takes too much, the next one has to take less: the plan for any limit between is this one. If it
+        takes too long, so do those for smaller limits.
+        """
+        choice = self._ask(limit)
+        if choice is None:
+            return None
+        peak, measured = self._judge(choice.segments), self._problem.simulator.measure(choice.segments)
+        self.least = min(self.least or peak, peak)
+        if measured.replay_seconds >= seconds:
+            return None
+        if peak <= self._budget:
+            return choice
+        if measured.peak_bytes <= limit:
+            self._above = min(self._above, measured.peak_bytes)
+        return None
