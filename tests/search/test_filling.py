@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +13,8 @@ from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover, tidied
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.request import Request
-from tf_memsaver.search import filling
 from tf_memsaver.search.filling import filled
-from tools.shared.nets import chain
+from tools.shared.nets import Net, chain
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
 PLAN = (
@@ -32,19 +30,23 @@ def without(plan: tuple[Segment, ...], place: int) -> tuple[Segment, ...]:
     return tidied([*plan[:place], stored, *plan[place + 1 :]])
 
 
-@pytest.mark.parametrize(("early", "late", "first"), [(8, 8, 1), (8, 1, 0)])
-def test_what_saves_most_seconds_for_its_bytes_comes_first(early: int, late: int, first: int) -> None:
-    # All layers alike: the later ones add fewer bytes for each second. Small later ones: neither adds any.
-    problem = Problem.build(chain([early] * 5 + [late] * 7), Request())
-    assert filled(problem, PLAN) == [PLAN, without(PLAN, first), problem.store_all]
+def test_what_takes_longest_for_its_bytes_comes_first() -> None:
+    net = Net()
+    x = net.input(8)
+    for _ in range(5):
+        x = net.dense(x, 8)
+    for _ in range(7):
+        x = net.relu(x)
+    problem = Problem.build(net.graph(x), Request())
+    assert filled(problem, PLAN) == [PLAN, without(PLAN, 0), problem.store_all]
 
 
-def test_hints_and_the_number_of_segments_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_segments_the_last_comes_first_and_hints_are_kept() -> None:
     graph = chain([8] * 12)
+    problem = Problem.build(graph, Request())
+    assert filled(problem, PLAN) == [PLAN, without(PLAN, 1), problem.store_all]
     forced = Problem.build(graph, Request(recompute=(graph.units[3].label,)))
     assert filled(forced, PLAN) == [PLAN, without(PLAN, 1)]
-    monkeypatch.setattr(filling, "MOST_STORED", 1)
-    assert filled(Problem.build(graph, Request()), PLAN) == [PLAN, without(PLAN, 0)]
 
 
 @settings(max_examples=100, deadline=None)

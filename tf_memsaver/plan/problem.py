@@ -11,6 +11,7 @@ from tf_memsaver.errors import CertificationError, HintError, PlanFormatError
 from tf_memsaver.ir.graph import Cut, Graph, Unit
 from tf_memsaver.ir.segments import Segment, SegmentMode, check_cover, stored
 from tf_memsaver.ir.topology import articulation_points
+from tf_memsaver.judge.estimate import units_of
 from tf_memsaver.judge.simulate import Simulator, Timeline
 from tf_memsaver.options.checks import did_you_mean
 from tf_memsaver.plan.request import Request
@@ -72,6 +73,11 @@ class Problem:
             self._made[make] = make(self)
         found: T = self._made[make]
         return found
+
+    @property
+    def kept_bytes(self) -> tuple[int, ...]:
+        """The bytes that the plain step keeps of each unit for the backward pass."""
+        return self.once(_kept_bytes)
 
     @property
     def simulator(self) -> Simulator:
@@ -156,6 +162,10 @@ class Problem:
         """Return the time of replays as a share of the plain step."""
         plain = self.plain.step_seconds
         return replay_seconds / plain if plain > 0 else 0.0
+
+
+def _kept_bytes(problem: Problem) -> tuple[int, ...]:
+    return tuple(unit.kept_bytes for unit in units_of(problem.graph))
 
 
 def _simulator(problem: Problem) -> Simulator:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from tf_memsaver.errors import InfeasibleBudgetError, InfeasibleOverheadError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment
-from tf_memsaver.judge.estimate import units_of
 from tf_memsaver.options import OPTIONS, checked
 from tf_memsaver.pace import without_collection
 from tf_memsaver.plan.advice import advice, smaller_budget_advice
@@ -144,14 +143,10 @@ def _plan(
         opened=graph.opened,
         note=graph.note,
         data_shapes=graph.data_shapes,
-        activation_bytes=problem.once(_kept_bytes),
+        activation_bytes=problem.kept_bytes,
         reasons=problem.reasons,
         gap=None if bound is None else (1 + overhead) / (1 + problem.overhead(bound)) - 1,
     )
-
-
-def _kept_bytes(problem: Problem) -> tuple[int, ...]:
-    return tuple(unit.kept_bytes for unit in units_of(problem.graph))
 
 
 def _chosen(planner: Planner, problem: Problem) -> Choice:

@@ -12,32 +12,20 @@ from collections.abc import Sequence
 from tf_memsaver.ir.segments import Segment, SegmentMode, tidied
 from tf_memsaver.plan.problem import Problem
 
-MOST_STORED = 24
-"""Segments that are stored again, those first whose operations take longest."""
-
 Segments = tuple[Segment, ...]
 
 
 def filled(problem: Problem, segments: Sequence[Segment]) -> list[Segments]:
     """Return plans that each store one segment more than the one before, the first of them ``segments`` themselves.
 
-    What is stored first saves most seconds for each byte by which the highest peak rises if it is stored alone.
+    What takes most seconds to recompute for each byte that is kept if it is stored comes first; of equals the last one,
+    whose bytes are kept for the shortest time.
     """
-    highest, measure = problem.simulator.highest_peak, problem.simulator.measure
     first = tidied(segments)
-
-    def gain(segment: Segment) -> float:
-        stored = _storing(first, segment)
-        if problem.misplaced(stored) is not None:
-            return 0.0
-        seconds = measure(first).replay_seconds - measure(stored).replay_seconds
-        return seconds / max(1, highest(stored) - highest(first))
-
     recomputed = [segment for segment in first if segment.mode is SegmentMode.RECOMPUTE]
-    recomputed.sort(key=lambda segment: -_forward_seconds(problem, segment))
-    gains = {segment: gain(segment) for segment in recomputed[:MOST_STORED]}
+    recomputed.sort(key=lambda segment: (_seconds_a_byte(problem, segment), segment.start), reverse=True)
     plans = [first]
-    for segment in sorted(gains, key=lambda each: -gains[each]):
+    for segment in recomputed:
         stored = _storing(plans[-1], segment)
         if problem.misplaced(stored) is None:
             plans.append(stored)
@@ -49,6 +37,7 @@ def _storing(segments: Segments, segment: Segment) -> Segments:
     return tidied([stored if each == segment else each for each in segments])
 
 
-def _forward_seconds(problem: Problem, segment: Segment) -> float:
-    forward = problem.simulator.prepared.unit_forward
-    return sum(op.seconds for unit in range(segment.start, segment.stop) for op in forward[unit])
+def _seconds_a_byte(problem: Problem, segment: Segment) -> float:
+    forward, place = problem.simulator.prepared.unit_forward, slice(segment.start, segment.stop)
+    seconds = sum(op.seconds for ops in forward[place] for op in ops)
+    return seconds / max(1, sum(problem.kept_bytes[place]))
