@@ -202,6 +202,11 @@ class Simulator:
         """The resident bytes that count."""
         return int(self._counted(self._resident_sizes).sum()) + self.prepared.data_bytes
 
+    def most_live_bytes(self, peak: int) -> int:
+        """Return about the most bytes that are live in steps that take ``peak`` bytes of the allocator."""
+        transient = max(0, peak - self.counted_resident_bytes)
+        return self.graph.resident_bytes + int(transient / (1 + self._device.pool_share)) + self.uncounted_bytes
+
     @cached_property
     def uncounted_bytes(self) -> int:
         """The most bytes of the plain step that are live at a time and do not count."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from tf_memsaver.errors import InfeasibleBudgetError
@@ -20,6 +20,7 @@ from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, Planner, planner_named
 from tf_memsaver.planners.reported import NEAR
 from tf_memsaver.search.filling import filled
+from tf_memsaver.search.one_level import OneLevel
 
 STEP, PLACES = 1.01, 4096
 """Limits that planners are asked for are so many times one another, in bytes beyond the resident ones; and how many
@@ -27,8 +28,11 @@ there are: far more than any device has bytes."""
 
 SCALE = sorted({int(STEP**place) for place in range(PLACES)})
 
+WELL_USED = 0.99
+"""A plan that uses so much of the budget is good enough: nothing is looked for between it and the next one above."""
+
 STRIDE = 4
-"""Of the limits, so many are one tried at first; those between, above one that keeps the budget."""
+"""One of so many limits is tried at first; then those above the first one that keeps the budget. So with plans."""
 
 Judge = Callable[[tuple[Segment, ...]], int]
 """Returns a peak in bytes."""
@@ -88,11 +92,12 @@ def keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]
             return choice, 0
         if others() and min(judge(each.segments) for each in others()) > (1 + NEAR) * budget:
             return None, 0
-        made, most = next((each for each in quicker() if judge(each.segments) <= budget), None), math.inf
+        made, most = _first(quicker(), lambda choice: judge(choice.segments) <= budget), math.inf
         if made is not None:
             problem.certify(made.segments, made.planner)
             most = seconds(made)
-        return search.quickest(most, is_asked_once=not planner.keeps_budget) or made, search.least
+        asked = search.quickest(most, is_asked_once=not planner.keeps_budget)
+        return made if asked is None else _even(problem, asked, budget, judge), search.least
 
     reported_peak, highest_peak = problem.simulator.reported_peak, problem.simulator.highest_peak
     best, least = within(highest_peak)
@@ -114,13 +119,32 @@ def keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]
         raise InfeasibleBudgetError(budget, most, predicted_bytes=predicted)
 
 
+def _first(choices: Sequence[Choice], keeps: Callable[[Choice], bool]) -> Choice | None:
+    """Return about the first choice that keeps a budget: the same or an earlier one for a larger budget."""
+    for place in sorted({*range(0, len(choices), STRIDE), *range(len(choices))[-1:]}):
+        if keeps(choices[place]):
+            return next(filter(keeps, choices[max(0, place - STRIDE + 1) : place]), choices[place])
+    return None
+
+
+def _even(problem: Problem, choice: Choice, budget: int, judge: Judge) -> Choice:
+    """Return a choice that cuts equal blocks alike, and so is traced quicker, where it keeps a budget as one does."""
+    if any(segment.children for segment in choice.segments):
+        return choice
+    seconds = problem.simulator.measure(choice.segments).replay_seconds
+    plans = problem.once(OneLevel)
+    even = plans.with_equal_blocks(choice.segments, seconds, rank=lambda plan: (plan.replay_seconds, *plan.rank))
+    keeps = even is not None and judge(even.segments) <= budget
+    return replace(choice, segments=even.segments) if even is not None and keeps else choice
+
+
 class _Search:
     """A search for the largest limit whose plan keeps a budget by a judge."""
 
     def __init__(self, ask: Ask, problem: Problem, budget: int, judge: Judge) -> None:
         self._ask, self._problem, self._budget, self._judge = ask, problem, budget, judge
         self._resident = problem.graph.resident_bytes
-        self._most = budget + problem.simulator.uncounted_bytes
+        self._most = problem.simulator.most_live_bytes(budget)
         self._above = self._most + 1
         self.least = 0
         """The least peak that was seen, in bytes."""
@@ -144,7 +168,8 @@ class _Search:
         while (place := self._place_below(self._above) // STRIDE * STRIDE) >= 0:
             above, choice = self._above, self._kept(self._limit(place), seconds)
             if choice is not None:
-                between = range(min(place + STRIDE - 1, self._place_below(above)), place, -1)
+                is_enough = self._judge(choice.segments) >= WELL_USED * self._budget
+                between = range(place if is_enough else min(place + STRIDE - 1, self._place_below(above)), place, -1)
                 return next(filter(None, (self._kept(self._limit(each)) for each in between)), choice)
             if self._above == above:
                 break

@@ -45,7 +45,4 @@ def quickest_within(plans: OneLevel, budget: int) -> Found:
         if smallest.peak_bytes > budget:
             raise InfeasibleBudgetError(budget, smallest.peak_bytes)
         found = plans.quickest(budget, smallest.segments) or smallest
-    even = plans.with_equal_blocks(
-        found.segments, found.replay_seconds, budget, lambda plan: (plan.replay_seconds, *plan.rank)
-    )
-    return even or found
+    return found
