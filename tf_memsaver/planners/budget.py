@@ -22,11 +22,8 @@ from tf_memsaver.planners.reported import NEAR
 from tf_memsaver.search.filling import filled
 from tf_memsaver.search.one_level import OneLevel
 
-STEP, PLACES = 1.01, 4096
-"""Limits that planners are asked for are so many times one another, in bytes beyond the resident ones; and how many
-there are: far more than any device has bytes."""
-
-SCALE = sorted({int(STEP**place) for place in range(PLACES)})
+SCALE = sorted({int(1.01**place) for place in range(4096)})
+"""The limits that planners are asked for, in bytes beyond the resident ones: up to far more than any device has."""
 
 WELL_USED = 0.99
 """A plan that uses so much of the budget is good enough: nothing is looked for between it and the next one above."""
