@@ -40,9 +40,9 @@ def quickest_within(plans: OneLevel, budget: int) -> Found:
       InfeasibleBudgetError: the least peak is above the budget.
     """
     found = plans.quickest(budget)
-    if found is None:
-        smallest = plans.smallest
-        if smallest.peak_bytes > budget:
-            raise InfeasibleBudgetError(budget, smallest.peak_bytes)
-        found = plans.quickest(budget, smallest.segments) or smallest
-    return found
+    if found is not None:
+        return found
+    smallest = plans.smallest
+    if smallest.peak_bytes > budget:
+        raise InfeasibleBudgetError(budget, smallest.peak_bytes)
+    return plans.quickest(budget, smallest.segments) or smallest
