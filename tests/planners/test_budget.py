@@ -12,18 +12,12 @@ from tf_memsaver.errors import InfeasibleBudgetError
 from tf_memsaver.ir.graph import Graph
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator
-from tf_memsaver.plan import registry
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import planner_named, register_planner
 from tf_memsaver.plan.request import Request
 from tf_memsaver.planners.solve import Plans, solve
 from tools.shared.nets import chain
-
-
-@pytest.fixture
-def scratch_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_PLANNERS", dict(registry._PLANNERS))
 
 
 def on_a_cpu(sizes: Sequence[int]) -> Graph:

@@ -19,7 +19,6 @@ from tf_memsaver.errors import (
 )
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.judge.simulate import Simulator
-from tf_memsaver.plan import registry
 from tf_memsaver.plan.plan import Plan
 from tf_memsaver.plan.problem import Problem
 from tf_memsaver.plan.registry import Choice, register_planner
@@ -28,11 +27,6 @@ from tf_memsaver.planners.solve import curve, planner_names, solve
 from tools.shared.nets import Net, chain
 
 STORE, RECOMPUTE = SegmentMode.STORE, SegmentMode.RECOMPUTE
-
-
-@pytest.fixture
-def scratch_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_PLANNERS", dict(registry._PLANNERS))
 
 
 def proposing(*segments: tuple[int, int, str]) -> None:

@@ -29,7 +29,8 @@ WELL_USED = 0.99
 """A plan that uses so much of the budget is good enough: nothing is looked for between it and the next one above."""
 
 STRIDE = 4
-"""One of so many limits is tried at first; then those above the first one that keeps the budget. So with plans."""
+"""Of so many limits, or ready plans, one is tried at first; then those between the first that keeps the budget and the
+one tried before it."""
 
 Judge = Callable[[tuple[Segment, ...]], int]
 """Returns a peak in bytes."""
@@ -73,14 +74,14 @@ def keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]
         fallbacks = map(planner_named, planner.falls_back_to)
         return [proposal(each, problem.with_budget(None, each.name)) for each in fallbacks]
 
+    def seconds(choice: Choice) -> float:
+        return problem.simulator.measure(choice.segments).replay_seconds
+
     @functools.cache
     def quicker() -> list[Choice]:
         """Plans made from those, the quickest first."""
         made = [replace(each, segments=plan) for each in others() for plan in filled(problem, each.segments)]
         return sorted(made, key=seconds)
-
-    def seconds(choice: Choice) -> float:
-        return problem.simulator.measure(choice.segments).replay_seconds
 
     def within(judge: Judge) -> tuple[Choice | None, int]:
         """Return the quickest plan found whose peak is within the budget by a judge, and the least peak seen."""
@@ -118,7 +119,8 @@ def keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]
 
 def _first(choices: Sequence[Choice], keeps: Callable[[Choice], bool]) -> Choice | None:
     """Return about the first choice that keeps a budget: the same or an earlier one for a larger budget."""
-    for place in sorted({*range(0, len(choices), STRIDE), *range(len(choices))[-1:]}):
+    last = len(choices) - 1
+    for place in (*range(0, last, STRIDE), last) if choices else ():
         if keeps(choices[place]):
             return next(filter(keeps, choices[max(0, place - STRIDE + 1) : place]), choices[place])
     return None
@@ -131,8 +133,10 @@ def _even(problem: Problem, choice: Choice, budget: int, judge: Judge) -> Choice
     seconds = problem.simulator.measure(choice.segments).replay_seconds
     plans = problem.once(OneLevel)
     even = plans.with_equal_blocks(choice.segments, seconds, rank=lambda plan: (plan.replay_seconds, *plan.rank))
-    keeps = even is not None and judge(even.segments) <= budget
-    return replace(choice, segments=even.segments) if even is not None and keeps else choice
+    if even is None or judge(even.segments) > budget:
+        return choice
+    problem.certify(even.segments, choice.planner)
+    return replace(choice, segments=even.segments)
 
 
 class _Search:
