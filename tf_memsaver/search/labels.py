@@ -280,7 +280,7 @@ class Search:
         return labels.take(last)
 
     def _fewer(self, labels: _Labels, more: Floats) -> _Labels:
-        """Return as many labels as there may be: in each of ``front`` equal ranges of time, those that keep least.
+        """Return as many labels as there may be: the quickest of each of ``front`` equal ranges of kept bytes.
 
         What crosses here and is not kept yet counts half: it may come to be needed.
         """
@@ -288,11 +288,11 @@ class Search:
             return labels
         self.gave_up = self._rounds_down
         half = labels.kept + more[labels.pattern] / 2
-        place = np.zeros(len(half), dtype=np.int64)
-        width = np.ptp(labels.seconds) if self._front > 1 else 0.0
-        if width:
-            place = ((labels.seconds - labels.seconds.min()) * ((self._front - 1) / width)).astype(np.int64)
-        order = np.lexsort((half, place))
+        if self._front == 1:
+            return labels.take(np.sort(np.argsort(half, kind="stable")[: self._most]))
+        width = max(float(np.ptp(half)), 1.0) / (self._front - 1)
+        place = ((half - half.min()) / width).astype(np.int64)
+        order = np.lexsort((labels.seconds, place))
         ranges = np.searchsorted(place[order], np.arange(self._front))
         within = np.arange(len(order)) - ranges[place[order]]
         return labels.take(np.sort(order[within < self._most // self._front]))
