@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase
 from tf_memsaver.judge.rows import Ints, ScheduledOp, StepArrays
+from tf_memsaver.judge.updates import last_updates, update_groups
 
 
 class Prepared:
@@ -31,8 +32,10 @@ class Prepared:
         """The step's buffers that live all the time, and their bytes."""
         self.forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
         self.backward = [op for op in graph.ops if op.phase is not Phase.FORWARD]
-        self.passes = list(_passes(graph.ops))
-        """The ops in execution order: of each tape those of the forward pass, then those of the backward pass."""
+        self.updates = last_updates(graph.ops)
+        """The updates that the step ends with."""
+        self.passes = list(_passes(graph.ops[: len(graph.ops) - len(self.updates)]))
+        """The ops before those in execution order: of each tape the forward pass, then the backward pass."""
         self.unit_of = [-1] * len(graph.values)
         """The unit whose forward ops make a value; -1 for all others."""
         self.unit_forward: list[list[Op]] = [[] for _ in graph.units]
@@ -64,6 +67,17 @@ class Prepared:
     def parts(self) -> Ints:
         """In how many buffers each value lies."""
         return np.array([value.parts for value in self.graph.values], dtype=np.int64)
+
+    @cached_property
+    def update_groups(self) -> dict[int, int]:
+        """The group of each update (see ``update_groups``)."""
+        return update_groups(self.graph)
+
+    @cached_property
+    def outlive_passes(self) -> list[int]:
+        """The buffers that are live when the last updates begin, or that these touch."""
+        touched = (buffer for op in self.updates for buffer in self.static[op.index].touches)
+        return [*dict.fromkeys([*self.outlive, *touched])]
 
     @cached_property
     def in_one_pass(self) -> Prepared:

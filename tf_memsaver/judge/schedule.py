@@ -27,6 +27,10 @@ Redirects = dict[int, int]
 """The buffer that a reader of a value must use, where that is not the value's own."""
 
 
+Pass = tuple[bool, list[Op]]
+"""Whether it is a forward pass, and its ops."""
+
+
 class Piece(NamedTuple):
     """Consecutive steps of a schedule. Copies of values are numbered from the number of the graph's values on."""
 
@@ -107,18 +111,22 @@ class Scheduler:
         self._pieces: dict[tuple[Segment, _Runs, tuple[int, ...]], Piece] = {}
         self._steps = 0
 
-    def schedule(self, segments: Sequence[Segment], *, taped: bool = False) -> Schedule:
+    def schedule(self, segments: Sequence[Segment], *, taped: bool = False, updates: bool = True) -> Schedule:
         """Return the ops in execution order under ``segments``, which cover the units, with the replays in place.
 
         The backward ops come as they were captured, if they can, which is how searches count, or as a tape adds them.
+        Then the updates that the step ends with come last, or are left out; a tape runs each as soon as it can.
         """
-        runs_of, owners = _taped if taped else _captured, _owners(segments)
+        prepared, runs_of, owners = self._prepared, _taped if taped else _captured, _owners(segments)
+        passes, last = prepared.passes, prepared.updates if updates else []
+        if taped and last:
+            passes, last = _with_updates(passes, last), []
         pieces: list[Piece] = []
         runs: list[tuple[int, int, int, bool]] = []
         plain: list[Op] = []
         stop = 0
-        for is_forward, of_pass in self._prepared.passes:
-            for number, ops in _runs(owners, of_pass) if is_forward else runs_of(segments, of_pass, ()):
+        for is_forward, of_pass in passes:
+            for number, ops in _runs(owners, of_pass) if is_forward else runs_of(prepared, segments, of_pass, False):
                 start = stop
                 if is_forward or number < 0 or segments[number].mode is SegmentMode.STORE:
                     plain += ops
@@ -129,7 +137,10 @@ class Scheduler:
                     plain = []
                     stop += len(piece.steps)
                 runs.append((number, start, stop, is_forward))
-        return Schedule(self._prepared, [*pieces, *self._plain(plain)], runs)
+        if last:
+            plain += last
+            runs.append((-1, stop, stop + len(last), False))
+        return Schedule(prepared, [*pieces, *self._plain(plain)], runs)
 
     def _plain(self, ops: Sequence[Op]) -> list[Piece]:
         """Return ops as in the plain step, all as one piece, if there are any."""
@@ -160,9 +171,15 @@ def scheduled(prepared: Prepared, segments: Sequence[Segment], *, taped: bool = 
     return Scheduler(prepared).schedule(segments, taped=taped)
 
 
+def _with_updates(passes: Sequence[Pass], updates: Sequence[Op]) -> list[Pass]:
+    """Return passes of which the last backward pass has the updates after it, too."""
+    *before, (is_forward, ops) = passes or [(False, [])]
+    return [*before, (True, ops), (False, [*updates])] if is_forward else [*before, (False, [*ops, *updates])]
+
+
 _Run = tuple[int, Sequence[Op]]
-_Runs = Callable[[Sequence[Segment], Sequence[Op], Sequence[bool]], Iterable[_Run]]
-"""What puts backward ops in order, by the segments that they lie in; for ``is_gradient`` see ``turns_of``."""
+_Runs = Callable[[Prepared, Sequence[Segment], Sequence[Op], bool], Iterable[_Run]]
+"""What puts backward ops in order, by the segments that they lie in; the last is whether all lie in one already."""
 
 Owners = Mapping[int | None, int]
 """The number of the segment that each unit lies in."""
@@ -188,7 +205,7 @@ def _runs(owners: Owners, ops: Sequence[Op], joins_unowned: bool = False) -> Ite
         yield number, ops[start:]
 
 
-def _captured(segments: Sequence[Segment], ops: Sequence[Op], is_gradient: Sequence[bool]) -> Iterable[_Run]:
+def _captured(prepared: Prepared, segments: Sequence[Segment], ops: Sequence[Op], is_inside: bool) -> Iterable[_Run]:
     """Return backward ops in the order in which they were captured.
 
     Where several branches took turns in it, as the calls of one network do, it would enter a recompute segment more
@@ -196,33 +213,47 @@ def _captured(segments: Sequence[Segment], ops: Sequence[Op], is_gradient: Seque
     """
     runs = list(_runs(_owners(segments), ops, joins_unowned=True))
     entered = [number for number, _ in runs if number >= 0 and segments[number].mode is SegmentMode.RECOMPUTE]
-    return runs if len(set(entered)) == len(entered) else _taped(segments, ops, is_gradient)
+    return runs if len(set(entered)) == len(entered) else _taped(prepared, segments, ops, is_inside)
 
 
-def _taped(segments: Sequence[Segment], ops: Sequence[Op], is_gradient: Sequence[bool]) -> Iterator[_Run]:
-    """Yield backward ops in the order of a tape.
+def _taped(prepared: Prepared, segments: Sequence[Segment], ops: Sequence[Op], is_inside: bool) -> Iterator[_Run]:
+    """Yield backward ops in the order of a tape."""
+    numbers = _numbers(prepared, _owners(segments), ops)
+    replayed = {place for place, segment in enumerate(segments) if segment.mode is SegmentMode.RECOMPUTE}
+    is_gradient = prepared.is_gradient if is_inside else ()
+    return ((turn.number, turn.ops) for turn in turns_of(ops, numbers, replayed, is_gradient, prepared.update_groups))
+
+
+def _numbers(prepared: Prepared, owners: Owners, ops: Sequence[Op]) -> list[int]:
+    """Return the number of the segment that each backward op runs with, -1 for none.
 
     A sum of gradients is of the segment that all of them come from, or that sends one of them and gets the sum: what a
-    segment makes and reads itself is added up in its replay, and the others' terms arrive there.
+    segment makes and reads itself is added up in its replay, and the others' terms arrive there. Updates are of the
+    segment that all gradients of their group come from.
     """
-    owners, numbers = _owners(segments), []
-    number_of: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     for op in ops:
         if op.unit in owners:
             for value in op.inputs:
                 readers.setdefault(value, set()).add(owners[op.unit])
-    for op in ops:
+    numbers: list[int] = []
+    number_of: dict[int, int] = {}
+    of_groups: dict[int, set[int]] = {}
+    groups = [prepared.update_groups.get(op.index) if op.unit is None else None for op in ops]
+    for op, group in zip(ops, groups, strict=True):
         number = owners.get(op.unit, -1)
         if op.unit is None:
-            summed = {number_of[value] for value in op.inputs if value in number_of}
-            if len(summed) > 1:
-                summed &= {reader for value in op.outputs for reader in readers.get(value, ())}
-            number = summed.pop() if len(summed) == 1 else -1
+            arriving = {number_of[value] for value in op.inputs if value in number_of}
+            if group is not None:
+                of_groups.setdefault(group, set()).update(arriving)
+            elif len(arriving) > 1:
+                arriving &= {reader for value in op.outputs for reader in readers.get(value, ())}
+            number = arriving.pop() if len(arriving) == 1 else -1
         numbers.append(number)
-        number_of.update(dict.fromkeys(op.outputs, number))
-    replayed = {place for place, segment in enumerate(segments) if segment.mode is SegmentMode.RECOMPUTE}
-    return ((turn.number, turn.ops) for turn in turns_of(ops, numbers, replayed, is_gradient))
+        if group is None:
+            number_of.update(dict.fromkeys(op.outputs, number))
+    number_of_group = {group: its.pop() if len(its) == 1 else -1 for group, its in of_groups.items()}
+    return [number if group is None else number_of_group[group] for number, group in zip(numbers, groups, strict=True)]
 
 
 class _Writer:
@@ -258,7 +289,7 @@ class _Writer:
             self._gate(value, redirects, outer)
         for op in needed:
             self._replay(op, redirects)
-        for number, ops in self._runs(segment.children, backward, self._prepared.is_gradient):
+        for number, ops in self._runs(self._prepared, segment.children, backward, True):
             self.write(segment.children[number] if number >= 0 else None, ops, redirects)
 
     def _copy(self, value: int) -> int:

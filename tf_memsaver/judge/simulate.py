@@ -66,8 +66,8 @@ class Measured:
     """What planners ask of a simulation: the peak, where it comes from, and the time of the replays.
 
     ``forward_peaks[k]`` and ``backward_peaks[k]`` are the peaks while the forward ops, and while the replay and the
-    backward ops, of the k-th segment run; ``other_peak`` is that of the ops outside all segments, such as the loss.
-    All are in bytes, with the resident ones.
+    backward ops, of the k-th segment run; ``other_peak`` is that of the ops outside all segments, such as the loss, but
+    not of the updates that the step ends with. All are in bytes, with the resident ones.
     """
 
     peak_bytes: int
@@ -138,8 +138,8 @@ class Simulator:
 
     def measure(self, segments: Sequence[Segment]) -> Measured:
         """Return the peaks and the replay time of the step under ``segments``, without a timeline."""
-        schedule = self._scheduler.schedule(segments)
-        resident, live = self.graph.resident_bytes, self._live(schedule)
+        schedule = self._scheduler.schedule(segments, updates=False)
+        resident, live = self.graph.resident_bytes, self._live(schedule, self.prepared.outlive_passes)
         forward, backward, other = [resident] * len(segments), [resident] * len(segments), resident
         for owner, start, stop, is_forward in schedule.runs:
             highest = int(live[start:stop].max())
@@ -149,12 +149,22 @@ class Simulator:
             else:
                 peaks[owner] = max(peaks[owner], highest)
         return Measured(
-            peak_bytes=max(other, *forward, *backward),
+            peak_bytes=max(self._update_peak, other, *forward, *backward),
             forward_peaks=tuple(forward),
             backward_peaks=tuple(backward),
             other_peak=other,
             replay_seconds=self._replay_seconds(schedule),
         )
+
+    def replay_seconds(self, segments: Sequence[Segment]) -> float:
+        """Return ``Measured.replay_seconds`` alone."""
+        return self._replay_seconds(self._scheduler.schedule(segments, updates=False))
+
+    @cached_property
+    def _update_peak(self) -> int:
+        """The most bytes that are live in the updates that the step ends with, which is the same under all plans."""
+        live = self._live(self._scheduler.schedule(stored(len(self.graph.units))))
+        return int(live[len(live) - len(self.prepared.updates) :].max(initial=self.graph.resident_bytes))
 
     def ordered_peak(self, segments: Sequence[Segment]) -> int:
         """Return the most bytes that are live in the step as it runs in order, without what the allocator adds."""
@@ -239,12 +249,12 @@ class Simulator:
     def _resident_sizes(self) -> Ints:
         return np.array([*self.prepared.residents.values()], dtype=np.int64)
 
-    def _lives(self, schedule: Schedule) -> Lives:
-        return Lives(schedule.rows, schedule.sizes, self.prepared.outlive)
+    def _lives(self, schedule: Schedule, outlive: Sequence[int] | None = None) -> Lives:
+        return Lives(schedule.rows, schedule.sizes, self.prepared.outlive if outlive is None else outlive)
 
-    def _live(self, schedule: Schedule) -> Ints:
+    def _live(self, schedule: Schedule, outlive: Sequence[int] | None = None) -> Ints:
         """Return the bytes that are live in each step of a schedule, with the data."""
-        live: Ints = self._sums(schedule, self._lives(schedule))(_bytes) + self.prepared.data_bytes
+        live: Ints = self._sums(schedule, self._lives(schedule, outlive))(_bytes) + self.prepared.data_bytes
         return live
 
     def _sums(self, schedule: Schedule, lives: Lives) -> Callable[[Amounts], npt.NDArray[Any]]:

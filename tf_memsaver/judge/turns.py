@@ -12,7 +12,7 @@ Sums of gradients and updates run as soon as they can: the updates of a replayed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tf_memsaver.ir.graph import Op, Phase
 
@@ -27,7 +27,11 @@ class Turn:
 
 
 def turns_of(
-    ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int], is_gradient: Sequence[bool]
+    ops: Sequence[Op],
+    numbers: Sequence[int],
+    replayed: Collection[int],
+    is_gradient: Sequence[bool],
+    update_groups: Mapping[int, int],
 ) -> list[Turn]:
     """Return the ops of a backward pass as a tape adds them.
 
@@ -36,24 +40,31 @@ def turns_of(
       numbers: for each op, the number of the segment that it belongs to, -1 for none.
       replayed: the numbers of the recompute segments.
       is_gradient: for the ops of a segment, which values are gradients: it begins with those that arrive.
+      update_groups: the group of each update, by the index of its op. Those of a group run one after the other.
     """
-    turns = _turns(ops, numbers, replayed)
+    turns = _turns(ops, numbers, replayed, update_groups)
     return [turns[place] for place in _Tape(turns, is_gradient).placed]
 
 
-def _turns(ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int]) -> list[Turn]:
+def _turns(
+    ops: Sequence[Op], numbers: Sequence[int], replayed: Collection[int], update_groups: Mapping[int, int]
+) -> list[Turn]:
     turns: list[Turn] = []
-    whole: dict[int, Turn] = {}
+    whole: dict[tuple[str, int], Turn] = {}
+
+    def join(kind: str, its: int, number: int, op: Op) -> None:
+        if (kind, its) not in whole:
+            whole[kind, its] = Turn(number, [])
+            turns.append(whole[kind, its])
+        whole[kind, its].ops.append(op)
+
     last: tuple[int, str] | None = None
     for op, number in zip(ops, numbers, strict=True):
         key = None
         if number in replayed:
-            if number not in whole:
-                whole[number] = Turn(number, [])
-                turns.append(whole[number])
-            whole[number].ops.append(op)
+            join("segment", number, number, op)
         elif op.phase is Phase.UPDATE:
-            turns.append(Turn(-1, [op]))
+            join("updates", update_groups[op.index], -1, op)
         elif _is_sum(op):
             turns.append(Turn(number, [op]))
         else:
@@ -93,8 +104,14 @@ class _Tape:
             for each in before:
                 self._followers[each].append(place)
         if is_gradient:
-            reads = [{value for op in turn.ops for value in op.inputs if is_gradient[value]} for turn in turns]
-            self._go_back_from([p for p, each in enumerate(reads) if each - maker.keys() and not self._before[p]])
+            self._go_back_from(
+                [
+                    place
+                    for place, turn in enumerate(turns)
+                    if not self._before[place]
+                    and any(is_gradient[value] and value not in maker for op in turn.ops for value in op.inputs)
+                ]
+            )
         for place in range(len(turns)):
             if place not in self.placed:
                 self._go_back_from([place])

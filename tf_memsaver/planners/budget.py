@@ -75,7 +75,7 @@ def keeping(planner: Planner, problem: Problem, budget: int) -> Iterator[Choice]
         return [proposal(each, problem.with_budget(None, each.name)) for each in fallbacks]
 
     def seconds(choice: Choice) -> float:
-        return problem.simulator.measure(choice.segments).replay_seconds
+        return problem.simulator.replay_seconds(choice.segments)
 
     @functools.cache
     def quicker() -> list[Choice]:
@@ -130,7 +130,7 @@ def _even(problem: Problem, choice: Choice, budget: int, judge: Judge) -> Choice
     """Return a choice that cuts equal blocks alike, and so is traced quicker, where it keeps a budget as one does."""
     if any(segment.children for segment in choice.segments):
         return choice
-    seconds = problem.simulator.measure(choice.segments).replay_seconds
+    seconds = problem.simulator.replay_seconds(choice.segments)
     plans = problem.once(OneLevel)
     even = plans.with_equal_blocks(choice.segments, seconds, rank=lambda plan: (plan.replay_seconds, *plan.rank))
     if even is None or judge(even.segments) > budget:

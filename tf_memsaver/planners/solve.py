@@ -156,7 +156,7 @@ def _chosen(planner: Planner, problem: Problem) -> Choice:
         return proposal(planner, problem)
     slower = list[tuple[float, Choice]]()
     for choice in keeping(planner, problem, budget):
-        overhead = problem.overhead(problem.simulator.measure(choice.segments).replay_seconds)
+        overhead = problem.overhead(problem.simulator.replay_seconds(choice.segments))
         slower.append((overhead, choice))
         if most is None or overhead <= most:
             break
