@@ -17,12 +17,19 @@ from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.parity import control
 from tf_memsaver.parity.control import is_backward
 from tf_memsaver.parity.gates import is_gate
+from tf_memsaver.runtime import groups
 from tf_memsaver.runtime.order import _ordered, _touched
 from tools.conformance.small_models import autoencoder
 from tools.shared.processes import run_code
 from tools.shared.records import array_of
 
 X = tf.constant(np.random.default_rng(0).standard_normal((8, 16)).astype("float32"))
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs side by side, however much room there is."""
+    monkeypatch.setattr(groups, "NEAR_PEAK", 0.0)
 
 
 def network() -> Any:
@@ -176,6 +183,7 @@ def operations_of(model: Any, compiled: bool | None = None) -> Any:
     return found
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "has_onednn_for", lambda dtype: True)
     operations = operations_of(convolutions())
@@ -194,6 +202,7 @@ def test_no_control_input_parts_the_two_gradients_that_one_kernel_makes(monkeypa
     assert not any(of_images in each.control_inputs for found in operations.values() for each in found)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_gradients_of_kernels_take_turns_where_two_kernels_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each unfolds images into as much as 30 MiB, which two at a time would take twice.
     monkeypatch.setattr(control, "has_onednn_for", lambda dtype: False)
@@ -223,6 +232,7 @@ def pair_of(gradient: Any, pairs: Any) -> Any:
     return next(pair for pair in pairs if pair[0].inputs[2] is gradient.inputs[2])
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_large_kernels_come_one_after_another() -> None:
     operations = operations_of(convolutions())
     held = [
@@ -237,6 +247,7 @@ def test_large_kernels_come_one_after_another() -> None:
         assert all(one is other or other.name in comes_after or one.name in those for other, those in before)
 
 
+@pytest.mark.usefixtures("one_by_one")
 def test_products_of_attention_come_one_after_another() -> None:
     # Side by side, the gradients of queries, keys and values took 82 MiB in a small language model, and 68 in turn.
     inputs = keras.Input((64, 64, 3))
@@ -268,6 +279,7 @@ def test_the_backward_pass_of_a_function_is_in_order() -> None:
 
 
 def assert_a_function_is_in_order() -> None:
+    groups.NEAR_PEAK = 0.0
     plain = plain_convolutions()
     function = tf_memsaver.optimize_function(
         lambda x: plain(x, training=True), tf.TensorSpec((None, 64, 64, 3)), batch_size=8, strategy="min_peak"
@@ -282,6 +294,21 @@ def assert_a_function_is_in_order() -> None:
     called = [graph._get_function(each.get_attr("f").name) for each in graph.get_operations() if "Call" in each.type]
     held = [n for f in called for n in f.cached_definition.node_def if n.op in ("ReluGrad", "Conv2DBackpropInput")]
     assert sum(any(name.startswith("^") for name in node.input) for node in held) >= 8
+
+
+def test_kernels_run_side_by_side_where_there_is_room() -> None:
+    """What they may take is in ``test_groups.py``."""
+    operations = operations_of(convolutions())
+    held = [
+        each
+        for name in ("ReluGrad", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+        for each in operations[name]
+        if "gradient_tape" in each.name
+    ]
+    before = [(each, ancestors(each)) for each in held]
+    pairs = list(itertools.combinations(before, 2))
+    free = [(a, b) for (a, of_a), (b, of_b) in pairs if a.name not in of_b and b.name not in of_a]
+    assert 0 < len(free) < len(pairs) / 2
 
 
 def test_results_in_fit_are_those_of_the_plain_model() -> None:

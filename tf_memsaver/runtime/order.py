@@ -28,11 +28,12 @@ from tf_memsaver.compat.graphs import is_compiled_by_xla, led_to, run_steps_in_t
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.buffers import buffer_of
-from tf_memsaver.parity.control import held_in_order, is_backward, waited_for
+from tf_memsaver.parity.control import filter_gradients_first, held_in_order, is_backward, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.parity.gradients import is_ready
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
+from tf_memsaver.runtime.groups import Groups, Profile
 from tf_memsaver.runtime.starts import hold_start, take_turns
 from tf_memsaver.runtime.updates import hold_updates, update_in_place
 from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
@@ -160,7 +161,9 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     held = held_in_order(alive, ordered.gates | ordered.ends)
     # A gradient that comes before what was traced before it has that one's place.
     places = np.minimum.accumulate([start + place[id(each)] for each, _ in reversed(held)])[::-1].tolist()
-    last: dict[str, tuple[str, ...]] = {}
+    groups = _groups(filter_gradients_first(alive), gradients, ordered.batch_size, kernels)
+    turns: list[tuple[str, int, tuple[str, ...]]] = []
+    waited: dict[str, tuple[str, ...]] = {}
     begun = set[str]()
     for (operation, waits), its_place in zip(held, places, strict=True):
         name, device = operation.name, operation.device
@@ -168,21 +171,38 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
             end = its_place, waited_for(operation, place).name
             ordered.over[device] = max(ordered.over.get(device, end), end)
             continue
-        if name in ordered.placed:
+        begins_replay = name in ordered.gates
+        is_small = not begins_replay and _touched(operation, ordered.batch_size, kernels) < _LEAST_BYTES
+        if name in ordered.placed or is_small:
             continue
-        before = tuple(dict.fromkeys((*last.get(device, ()), *ordered.before(device, its_place))))
-        if name in ordered.gates:
+        group, others = groups[device], ordered.before(device, its_place)
+        if others == waited.get(device, ()) and group.has_room(name):
+            before = group.join(name)
+        else:
+            before = (*group.end(name, waits=waits), *others)
+        if begins_replay:
             _wait(operation, (*before, *ordered.end_of_replay(device, its_place)))
-        elif _touched(operation, ordered.batch_size, kernels) < _LEAST_BYTES:
-            continue
         elif waits:
             _wait(operation, before)
-        if waits and device not in begun:
-            begun.add(device)
-            ordered.starts.append((start, name))
+        if waits:
+            waited[device] = others
+            if device not in begun:
+                begun.add(device)
+                ordered.starts.append((start, name))
         ordered.placed.add(name)
-        last[device] = (name,) if waits else (*before, name)
-        insort(ordered.turns.setdefault(device, []), (its_place, last[device]), key=itemgetter(0))
+        turns.append((device, its_place, group.open))
+    for device, its_place, names in turns:
+        insort(ordered.turns.setdefault(device, []), (its_place, names), key=itemgetter(0))
+
+
+def _groups(
+    operations: Sequence[Any], results: Sequence[tf.Tensor], batch_size: int, kernels: Kernels
+) -> dict[str, Groups]:
+    """Return the groups of each device, with nothing in them yet."""
+    by_device: dict[str, list[Any]] = {}
+    for each in operations:
+        by_device.setdefault(each.device, []).append(each)
+    return {device: Groups(its, Profile(its, results, batch_size, kernels)) for device, its in by_device.items()}
 
 
 def _finish(graph: Any, run: Sequence[Any]) -> None:
