@@ -232,15 +232,14 @@ def pair_of(gradient: Any, pairs: Any) -> Any:
     return next(pair for pair in pairs if pair[0].inputs[2] is gradient.inputs[2])
 
 
+def backward_ones(operations: Any, *types: str) -> list[Any]:
+    return [each for name in types for each in operations[name] if "gradient_tape" in each.name]
+
+
 @pytest.mark.usefixtures("one_by_one")
 def test_large_kernels_come_one_after_another() -> None:
     operations = operations_of(convolutions())
-    held = [
-        each
-        for name in ("ReluGrad", "Conv2DBackpropInput", "Slice")
-        for each in operations[name]
-        if "gradient_tape" in each.name
-    ]
+    held = backward_ones(operations, "ReluGrad", "Conv2DBackpropInput", "Slice")
     before = [(each, ancestors(each)) for each in held if each.control_inputs]
     assert len(before) >= 9
     for one, comes_after in before:
@@ -257,7 +256,7 @@ def test_products_of_attention_come_one_after_another() -> None:
     model = keras.Model(inputs, layers.Dense(2)(x))
     model.compile("adam", "mse", jit_compile=False)
     model = tf_memsaver.optimize(model, batch_size=8, strategy="min_peak", granularity="layer")
-    held = [each for each in operations_of(model)["Einsum"] if "gradient_tape" in each.name]
+    held = backward_ones(operations_of(model), "Einsum")
     assert len(held) == 12 and all(each.control_inputs for each in held)
     for one, other in itertools.combinations(held, 2):
         assert one.name in ancestors(other) or other.name in ancestors(one)
@@ -299,12 +298,7 @@ def assert_a_function_is_in_order() -> None:
 def test_kernels_run_side_by_side_where_there_is_room() -> None:
     """What they may take is in ``test_groups.py``."""
     operations = operations_of(convolutions())
-    held = [
-        each
-        for name in ("ReluGrad", "Conv2DBackpropInput", "Conv2DBackpropFilter")
-        for each in operations[name]
-        if "gradient_tape" in each.name
-    ]
+    held = backward_ones(operations, "ReluGrad", "Conv2DBackpropInput", "Conv2DBackpropFilter")
     before = [(each, ancestors(each)) for each in held]
     pairs = list(itertools.combinations(before, 2))
     free = [(a, b) for (a, of_a), (b, of_b) in pairs if a.name not in of_b and b.name not in of_a]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -161,7 +161,12 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     held = held_in_order(alive, ordered.gates | ordered.ends)
     # A gradient that comes before what was traced before it has that one's place.
     places = np.minimum.accumulate([start + place[id(each)] for each, _ in reversed(held)])[::-1].tolist()
-    groups = _groups(filter_gradients_first(alive), gradients, ordered.batch_size, kernels)
+    taking_turns = {
+        each.name
+        for each, _ in held
+        if each.name in ordered.gates or _touched(each, ordered.batch_size, kernels) >= _LEAST_BYTES
+    } - (ordered.placed | ordered.ends)
+    groups = _groups(filter_gradients_first(alive), taking_turns, gradients, ordered.batch_size, kernels)
     turns: list[tuple[str, int, tuple[str, ...]]] = []
     waited: dict[str, tuple[str, ...]] = {}
     begun = set[str]()
@@ -171,16 +176,14 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
             end = its_place, waited_for(operation, place).name
             ordered.over[device] = max(ordered.over.get(device, end), end)
             continue
-        begins_replay = name in ordered.gates
-        is_small = not begins_replay and _touched(operation, ordered.batch_size, kernels) < _LEAST_BYTES
-        if name in ordered.placed or is_small:
+        if name not in taking_turns:
             continue
         group, others = groups[device], ordered.before(device, its_place)
         if others == waited.get(device, ()) and group.has_room(name):
             before = group.join(name)
         else:
             before = (*group.end(name, waits=waits), *others)
-        if begins_replay:
+        if name in ordered.gates:
             _wait(operation, (*before, *ordered.end_of_replay(device, its_place)))
         elif waits:
             _wait(operation, before)
@@ -196,13 +199,13 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
 
 
 def _groups(
-    operations: Sequence[Any], results: Sequence[tf.Tensor], batch_size: int, kernels: Kernels
+    operations: Sequence[Any], held: Container[str], results: Sequence[tf.Tensor], batch_size: int, kernels: Kernels
 ) -> dict[str, Groups]:
     """Return the groups of each device, with nothing in them yet."""
     by_device: dict[str, list[Any]] = {}
     for each in operations:
         by_device.setdefault(each.device, []).append(each)
-    return {device: Groups(its, Profile(its, results, batch_size, kernels)) for device, its in by_device.items()}
+    return {device: Groups(its, held, Profile(its, results, batch_size, kernels)) for device, its in by_device.items()}
 
 
 def _finish(graph: Any, run: Sequence[Any]) -> None:
