@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tf_memsaver.cost.rules import Kernels, OpSpec, bytes_moved, flops, overwritable_inputs
+from tf_memsaver.cost.device import CPU, GPU, Device
+from tf_memsaver.cost.rules import Kernels, OpSpec, bytes_moved, flops, overwritable_inputs, scalar_operations
 from tf_memsaver.cost.workspace import workspace_bytes
 
 Shape = tuple[int, ...]
@@ -71,3 +72,34 @@ def test_the_filter_gradient_of_a_grouped_convolution_takes_dense_scratch_where_
     assert workspace_bytes(spec("Conv2DBackpropFilter", shapes, (3, 3, 2, 6))) == 0
     grouped = spec("Conv2DBackpropFilter", shapes, (3, 3, 2, 6), kernels=Kernels(compiled=True))
     assert workspace_bytes(grouped) == 2 * 3 * grouped.output_bytes[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "count"),
+    [
+        ("StatelessRandomUniformV2", "float32", 27 * 32),
+        ("StatelessRandomUniformV2", "int32", 27 * 32),
+        ("Erfc", "float32", 8 * 32),
+        ("Erfc", "bfloat16", 48 * 32),
+        ("Mul", "float32", 0),
+        ("Mul", "float16", 2 * 32),
+        ("MatMul", "bfloat16", 0),
+    ],
+)
+def test_what_kernels_do_one_number_at_a_time(kind: str, dtype: str, count: int):
+    operation = spec(kind, [(4, 8), (4, 8)], (4, 8), T=dtype)
+    assert scalar_operations(operation) == count
+    assert scalar_operations(dataclasses.replace(operation, kernels=Kernels(compiled=True))) == 0
+
+
+def test_random_numbers_take_a_cpu_longer_than_their_bytes():
+    draw = spec("StatelessRandomUniformV2", [(2,)], (1024, 1024), T="float32")
+
+    def seconds(device: Device) -> tuple[float, float]:
+        moved = bytes_moved(draw)
+        return device.seconds(moved, scalar_operations=scalar_operations(draw)), device.seconds(moved)
+
+    drawn, moved = seconds(CPU)
+    assert 10 * moved < drawn < 100 * moved
+    drawn, moved = seconds(GPU)
+    assert drawn == moved

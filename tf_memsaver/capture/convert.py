@@ -33,6 +33,7 @@ from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.unstacking import bytes_of_slices
 from tf_memsaver.tfgraph.emission import sizes_worked_out
 from tf_memsaver.tfgraph.operations import (
+    Costs,
     costs_of,
     kernels_here,
     parts_of,
@@ -342,11 +343,11 @@ class _Builder:
             else:
                 self._places[outputs[0]] = self._add(f"{operation.name}/places", places, kind)
                 outputs.append(self._places[outputs[0]])
-        moved = flops = matrix_flops = workspace = 0
+        moved, costs = 0, Costs(0, 0, 0, 0)
         overwrites: tuple[int, ...] = ()
         if any(self.values[value].alias_of is None for value in outputs) or not outputs:
             moved = rules.bytes_moved(spec)
-            flops, matrix_flops, workspace = costs_of(operation, spec, self._step.graph)
+            costs = costs_of(operation, spec, self._step.graph)
             overwrites = tuple(
                 value
                 for place in rules.overwritable_inputs(spec)
@@ -362,10 +363,12 @@ class _Builder:
             unit=unit,
             inputs=tuple(dict.fromkeys(inputs)),
             outputs=tuple(outputs),
-            flops=flops,
+            flops=costs.flops,
             bytes_moved=moved,
-            seconds=self._device.seconds(matrix_flops, moved, reduces=operation.type in rules.REDUCTIONS),
-            workspace_bytes=workspace,
+            seconds=self._device.seconds(
+                moved, costs.matrix_flops, costs.scalar_operations, reduces=operation.type in rules.REDUCTIONS
+            ),
+            workspace_bytes=costs.workspace_bytes,
             racing_bytes=waiting * term_bytes if term_bytes >= self._device.pooled_from else 0,
             replaced_bytes=bytes_of_slices(operation),
             overwrites=overwrites,

@@ -55,6 +55,7 @@ class Device:
     threads: int
     cheap_seconds: float
     flops_per_second: float
+    scalar_operations_per_second: float
     bytes_per_second: float
     reduced_bytes_per_second: float
     seconds_per_op: float
@@ -76,15 +77,19 @@ class Device:
         region = 1 << max(0, nbytes - 1).bit_length()
         return region if self.pool_grows and region - nbytes < LARGEST_REMAINDER else self.rounded(nbytes)
 
-    def seconds(self, matrix_flops: int, bytes_moved: int, *, reduces: bool = False) -> float:
+    def seconds(
+        self, bytes_moved: int, matrix_flops: int = 0, scalar_operations: int = 0, *, reduces: bool = False
+    ) -> float:
         """Return the predicted seconds of one run of an op: what is slower of arithmetic and memory, and the launch.
 
-        ``reduces`` for sums and means, which read slower than other ops.
+        ``scalar_operations`` are done one number at a time. ``reduces`` for sums and means, which read slower than
+        other ops.
         """
         if bytes_moved == 0:
             return 0.0
         rate = self.reduced_bytes_per_second if reduces else self.bytes_per_second
-        return max(matrix_flops / self.flops_per_second, bytes_moved / rate) + self.seconds_per_op
+        arithmetic = matrix_flops / self.flops_per_second + scalar_operations / self.scalar_operations_per_second
+        return max(arithmetic, bytes_moved / rate) + self.seconds_per_op
 
 
 CPU = Device(
@@ -96,12 +101,14 @@ CPU = Device(
     threads=2,
     cheap_seconds=3e-6,
     flops_per_second=1.2e11,
+    scalar_operations_per_second=6e9,
     bytes_per_second=2.4e10,
     reduced_bytes_per_second=6e9,
     seconds_per_op=1e-5,
 )
 """Two x86 cores with AVX-512: rates of large float32 products, of elementwise ops and of reductions, as the profiles
-of training steps of ResNet50, MobileNetV2 and ConvNeXtTiny show them there.
+of training steps of ResNet50, MobileNetV2 and ConvNeXtTiny show them there; what is done one number at a time takes a
+cycle of one of them.
 
 256 KiB is ``MklCPUAllocator``'s ``kSmallAllocationsThreshold``; 3 µs are 8000 cycles
 (``kOpIsExpensiveThresholdCycles``).
@@ -119,12 +126,13 @@ GPU = Device(
     threads=1,
     cheap_seconds=float("inf"),
     flops_per_second=1.5e13,
+    scalar_operations_per_second=1.5e13,
     bytes_per_second=7e11,
     reduced_bytes_per_second=7e11,
     seconds_per_op=5e-6,
 )
-"""A data-centre GPU in float32; 256 bytes is ``BFCAllocator``'s ``kMinAllocationSize``. One
-thread launches all kernels, none of which is expensive to launch."""
+"""A data-centre GPU in float32, whose kernels compute all numbers of elementwise ops side by side. 256 bytes is
+``BFCAllocator``'s ``kMinAllocationSize``. One thread launches all kernels, none of which is expensive to launch."""
 
 
 IDEAL = Device(
@@ -136,6 +144,7 @@ IDEAL = Device(
     threads=0,
     cheap_seconds=0.0,
     flops_per_second=1.0,
+    scalar_operations_per_second=1.0,
     bytes_per_second=1.0,
     reduced_bytes_per_second=1.0,
     seconds_per_op=0.0,

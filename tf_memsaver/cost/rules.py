@@ -91,6 +91,54 @@ _BINARY = frozenset(
     ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference Sub TanhGrad
     Xdivy Xlogy""".split()
 )
+SCALAR_OPERATIONS: dict[str, tuple[int, int, int]] = {
+    **dict.fromkeys(
+        """RandomUniform RandomUniformInt StatefulUniform StatefulUniformInt StatelessRandomUniform
+        StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 StatelessRandomUniformInt
+        StatelessRandomUniformIntV2 StatelessRandomUniformV2""".split(),
+        (27, 36, 28),
+    ),
+    **dict.fromkeys(
+        "RandomStandardNormal StatefulStandardNormalV2 StatelessRandomNormal StatelessRandomNormalV2".split(),
+        (74, 76, 70),
+    ),
+    **dict.fromkeys(
+        "StatefulTruncatedNormal StatelessTruncatedNormal StatelessTruncatedNormalV2 TruncatedNormal".split(),
+        (122, 122, 122),
+    ),
+    "Cumprod": (42, 50, 46),
+    "Cumsum": (42, 50, 46),
+    "Elu": (4, 11, 29),
+    "EluGrad": (2, 7, 27),
+    "Erf": (2, 6, 3),
+    "Erfc": (8, 48, 46),
+    "Exp": (3, 7, 4),
+    "Expm1": (18, 16, 16),
+    "LeakyRelu": (1, 3, 32),
+    "LeakyReluGrad": (2, 4, 26),
+    "Log": (5, 8, 22),
+    "Log1p": (6, 10, 11),
+    "LogSoftmax": (8, 18, 10),
+    "Pow": (46, 48, 48),
+    "SelectV2": (5, 4, 23),
+    "Selu": (4, 17, 30),
+    "SeluGrad": (2, 8, 26),
+    "Sigmoid": (4, 13, 8),
+    "Softmax": (4, 4, 4),
+    "Softplus": (17, 28, 49),
+    "SoftplusGrad": (4, 17, 6),
+}
+"""Operations that a CPU's kernel does one number at a time, for each that it makes: a float32, a bfloat16, a float16.
+
+They are its nanoseconds on two cores, times the six that these do in one (docs/figures.md): such kernels have no
+vectors for the type, or make many steps of each number. Random ones take ten rounds (core/lib/random/philox_random.h).
+"""
+
+_OTHER_ELEMENTWISE = (0, 3, 2)
+"""The same for elementwise ops that are not named: numbers of 16 bits take as long as those of 32."""
+
+_FLOATS = ("float32", "bfloat16", "float16")
+
 _OTHER_OVERWRITING = frozenset({"AddN", "SelectV2", "Softmax", "LogSoftmax", "ClipByValue"})
 ELEMENTWISE = _UNARY | _BINARY
 """Ops that compute each element from those at the same place."""
@@ -115,6 +163,15 @@ def flops(spec: OpSpec) -> int:
     if rule is None:
         return sum(math.prod(shape) for shape in spec.output_shapes)
     return rule(spec) if is_known(spec) else 0
+
+
+def scalar_operations(spec: OpSpec) -> int:
+    """Return the operations of one run of the op that its kernel does one number at a time; XLA has vectors for all."""
+    per_number = SCALAR_OPERATIONS.get(spec.type, _OTHER_ELEMENTWISE if spec.type in ELEMENTWISE else None)
+    if per_number is None or spec.kernels.compiled:
+        return 0
+    of_type = dict(zip(_FLOATS, per_number, strict=True)).get(spec.attributes.get("T", ""), per_number[0])
+    return of_type * math.prod(spec.output_shapes[0])
 
 
 def is_known(spec: OpSpec) -> bool:

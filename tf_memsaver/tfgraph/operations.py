@@ -7,7 +7,7 @@ import math
 import os
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
@@ -251,23 +251,35 @@ def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> 
     )
 
 
-def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, int]:
-    """Return FLOPs, those of them in matrix products, and workspace bytes; of a called function, for all its ops."""
+class Costs(NamedTuple):
+    """FLOPs, those of them in matrix products, operations done one number at a time, and workspace bytes."""
+
+    flops: int
+    matrix_flops: int
+    scalar_operations: int
+    workspace_bytes: int
+
+
+def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
+    """Return what an operation costs; of a called function, for all its ops."""
     bodies = list(called_functions(operation, graph))
     if not bodies:
         flops = rules.flops(spec)
-        return flops, flops if spec.type in rules.MATRIX_OPS else 0, workspace_bytes(spec)
+        matrix_flops = flops if spec.type in rules.MATRIX_OPS else 0
+        return Costs(flops, matrix_flops, rules.scalar_operations(spec), workspace_bytes(spec))
     kernels = spec.kernels
     if graphs.COMPILED_BY_XLA in operation.node_def.attr:
         kernels = dataclasses.replace(kernels, compiled=True)
     times = trip_count(operation) or 1
-    flops = matrix_flops = workspace = 0
+    flops = matrix_flops = scalar_operations = workspace = 0
     here = [list(_on_device_of(operation, body)) for body in bodies]
     for body, inside in zip(bodies, here, strict=True):
         for inner in inside:
-            more, more_matrix, scratch = costs_of(inner, spec_of(inner, kernels), body)
-            flops, matrix_flops = flops + times * more, matrix_flops + times * more_matrix
-            workspace = max(workspace, scratch)
+            costs = costs_of(inner, spec_of(inner, kernels), body)
+            flops += times * costs.flops
+            matrix_flops += times * costs.matrix_flops
+            scalar_operations += times * costs.scalar_operations
+            workspace = max(workspace, costs.workspace_bytes)
     if operation.type not in FUNCTION_CALLS:
         # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given, keeps and returns.
         ending = _read_last(operation, graph)
@@ -285,7 +297,7 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> tuple[int, int, 
             for body, inside in zip(bodies, here, strict=True)
         )
         workspace += sum(alive) if is_loop(operation) else max(alive)
-    return flops, matrix_flops, workspace
+    return Costs(flops, matrix_flops, scalar_operations, workspace)
 
 
 def _counted_outside(operation: Any, body: Any) -> Iterator[Any]:
