@@ -170,8 +170,8 @@ def scalar_operations(spec: OpSpec) -> int:
     per_number = SCALAR_OPERATIONS.get(spec.type, _OTHER_ELEMENTWISE if spec.type in ELEMENTWISE else None)
     if per_number is None or spec.kernels.compiled:
         return 0
-    of_type = dict(zip(_FLOATS, per_number, strict=True)).get(spec.attributes.get("T", ""), per_number[0])
-    return of_type * math.prod(spec.output_shapes[0])
+    made = spec.attributes.get("T")
+    return per_number[_FLOATS.index(made) if made in _FLOATS else 0] * math.prod(spec.output_shapes[0])
 
 
 def is_known(spec: OpSpec) -> bool:
