@@ -343,7 +343,7 @@ class _Builder:
             else:
                 self._places[outputs[0]] = self._add(f"{operation.name}/places", places, kind)
                 outputs.append(self._places[outputs[0]])
-        moved, costs = 0, Costs(0, 0, 0, 0)
+        moved, costs = 0, Costs()
         overwrites: tuple[int, ...] = ()
         if any(self.values[value].alias_of is None for value in outputs) or not outputs:
             moved = rules.bytes_moved(spec)

@@ -107,8 +107,8 @@ CPU = Device(
     seconds_per_op=1e-5,
 )
 """Two x86 cores with AVX-512: rates of large float32 products, of elementwise ops and of reductions, as the profiles
-of training steps of ResNet50, MobileNetV2 and ConvNeXtTiny show them there; what is done one number at a time takes a
-cycle of one of them.
+of training steps of ResNet50, MobileNetV2 and ConvNeXtTiny show them there. An operation on a single number takes a
+cycle.
 
 256 KiB is ``MklCPUAllocator``'s ``kSmallAllocationsThreshold``; 3 µs are 8000 cycles
 (``kOpIsExpensiveThresholdCycles``).

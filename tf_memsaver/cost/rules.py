@@ -170,8 +170,8 @@ def scalar_operations(spec: OpSpec) -> int:
     per_number = SCALAR_OPERATIONS.get(spec.type, _OTHER_ELEMENTWISE if spec.type in ELEMENTWISE else None)
     if per_number is None or spec.kernels.compiled:
         return 0
-    made = spec.attributes.get("T")
-    return per_number[_FLOATS.index(made) if made in _FLOATS else 0] * math.prod(spec.output_shapes[0])
+    dtype = spec.attributes.get("T")
+    return per_number[_FLOATS.index(dtype) if dtype in _FLOATS else 0] * math.prod(spec.output_shapes[0])
 
 
 def is_known(spec: OpSpec) -> bool:

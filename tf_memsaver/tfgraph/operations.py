@@ -254,10 +254,10 @@ def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> 
 class Costs(NamedTuple):
     """FLOPs, those of them in matrix products, operations done one number at a time, and workspace bytes."""
 
-    flops: int
-    matrix_flops: int
-    scalar_operations: int
-    workspace_bytes: int
+    flops: int = 0
+    matrix_flops: int = 0
+    scalar_operations: int = 0
+    workspace_bytes: int = 0
 
 
 def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
