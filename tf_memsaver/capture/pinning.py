@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_memsaver.capture.optimised import JoinedSums
 from tf_memsaver.capture.step import TracedStep
+from tf_memsaver.cost.rules import RANDOM
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.extra_readers import may_round_otherwise
 from tf_memsaver.parity.level import Rule, level_here
@@ -17,7 +18,6 @@ from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.tfgraph.operations import (
     ASSIGNMENTS,
     FUNCTION_CALLS,
-    RANDOM,
     called_functions,
     hidden_state,
     inside_branches,

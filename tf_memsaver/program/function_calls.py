@@ -21,6 +21,7 @@ from tf_memsaver.compat.graphs import FuncGraph, call_on_flat_tensors, flat_argu
 from tf_memsaver.compat.released import gradients_end_with_graphs, release
 from tf_memsaver.compat.replicas import of_this_replica
 from tf_memsaver.compat.tapes import stop_recording
+from tf_memsaver.cost.rules import RANDOM
 from tf_memsaver.errors import InvalidRequestError
 from tf_memsaver.program.calls import Call, CallSequence
 from tf_memsaver.program.grouping import arranged, grouped, needed
@@ -28,7 +29,7 @@ from tf_memsaver.program.inlining import Inliner
 from tf_memsaver.program.op_calls import OpCall, slots_of
 from tf_memsaver.program.program import Program
 from tf_memsaver.program.unstacking import slices_as_one
-from tf_memsaver.tfgraph.operations import ASSIGNMENTS, FUNCTION_CALLS, RANDOM, has_gradients
+from tf_memsaver.tfgraph.operations import ASSIGNMENTS, FUNCTION_CALLS, has_gradients
 
 Grouping = Callable[[Sequence[OpCall], Sequence[int], frozenset[int], Mapping[int, int]], tuple[Call, ...]]
 """Makes calls of single operations; it gets the slots of the results, those that are live during the whole step, and

@@ -157,14 +157,6 @@ def has_gradients(dtype: tf.DType) -> bool:
     return bool(dtype.is_floating or dtype.is_complex)
 
 
-RANDOM = frozenset(
-    """RandomStandardNormal RandomUniform RandomUniformInt StatelessRandomNormal StatelessRandomNormalV2
-    StatelessRandomUniform StatelessRandomUniformV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
-    TruncatedNormal""".split()
-)
-"""Operations that draw as many numbers as a shape says."""
-
-
 def shaped_like(operation: Any) -> Any | None:
     """Return the tensor that a random operation makes noise for, or None.
 
@@ -172,7 +164,7 @@ def shaped_like(operation: Any) -> Any | None:
     tensorflow/python/ops/nn_ops.py, TensorFlow 2.21), which is folded where all of it is known, and read as the step
     runs where the batch is not.
     """
-    if operation.type not in RANDOM:
+    if operation.type not in rules.RANDOM:
         return None
     noise = list(operation.outputs)
     for tensor in noise:
