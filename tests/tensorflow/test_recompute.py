@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -504,3 +505,35 @@ def test_sizes_of_what_a_replay_needs_no_number_of_are_read_in_the_first_run() -
 
     for found, expected in zip(tf.function(step)(X, X), tf.function(plain)(X, X), strict=True):
         assert np.array_equal(found, expected)
+
+
+def test_what_a_replay_needs_for_its_sizes_alone_is_not_run_again() -> None:
+    """A running total, divided by a number and added, and noise were made again, since their gradients ask for sizes.
+
+    In plans of a network that adds noise, steps took 52% longer where 10% were told.
+    """
+
+    def noisy(inputs: Tensors, weights: Tensors, held: Tensors) -> list[tf.Tensor]:
+        del weights, held
+        x = tf.sigmoid(inputs[0])
+        noise = tf.random.stateless_normal(tf.shape(x), (1, 2))
+        return [x + tf.cumsum(x) / 16.0 + noise]
+
+    def step(x: Any) -> Any:
+        return gradients_of(Function(noisy), [x], [])
+
+    def plain(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(noisy([x], [], [])[0] ** 2)
+        return tape.gradient(loss, [x])
+
+    graph = traced(step, X, free=True)
+    made = set[Any]().union(*(behind(tensor.op) for tensor in graph.outputs))
+    kinds = Counter(each.type for each in made)
+    # The gradient of a running total is one, too.
+    assert (kinds["Sigmoid"], kinds["Cumsum"], kinds["StatelessRandomNormalV2"]) == (2, 2, 1)
+    compared = [each for each in made if each.type == "BroadcastGradientArgs"]
+    shapes = [tensor.op for each in compared for tensor in each.inputs if tensor.op.type == "Shape"]
+    assert len(shapes) >= 4 and all(each.inputs[0].name.startswith("first/") for each in shapes)
+    assert np.array_equal(tf.function(step)(X)[0], tf.function(plain)(X)[0])

@@ -9,7 +9,7 @@ Read from TensorFlow 2.20 and 2.21, in which these files are the same: ``tensorf
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -92,6 +92,12 @@ def place_of(operation: Any) -> int:
 def set_attribute(operation: Any, name: str, value: Any) -> None:
     """Set an attribute of an operation that is in a graph already."""
     operation._set_attr(name, value)
+
+
+def attributes_in(definition: Any) -> Hashable:
+    """Return the attributes in a ``NodeDef``, but for the mark that others wait for it, as something to compare."""
+    found = sorted(definition.attr.items(), key=lambda item: item[0])
+    return tuple((name, value.SerializeToString(deterministic=True)) for name, value in found if name != AWAITED)
 
 
 def makers(operation: Any) -> list[Any]:

@@ -5,12 +5,12 @@ Compilers and graph optimisation drop control dependencies where they see no nee
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import read_instead, wait_for_only
+from tf_memsaver.compat.graphs import wait_for_only
 from tf_memsaver.tfgraph.operations import has_gradients
 
 _GATE = "memsaver_gate"
@@ -97,40 +97,19 @@ def free_constants(operations: Iterable[Any], gate: tf.Tensor) -> None:
     """
     for operation in operations:
         if operation.type == "Const" and gate.op in operation.control_inputs:
-            _free(operation, gate)
+            free(operation, gate)
 
 
-def _free(operation: Any, gate: tf.Tensor) -> None:
+def free(operation: Any, gate: tf.Tensor) -> None:
+    """Let an operation not wait for the gate."""
     wait_for_only(operation, [each for each in operation.control_inputs if each is not gate.op])
 
 
-_SHAPES = frozenset("Rank Shape ShapeN Size".split())
+SHAPES = frozenset("Rank Shape ShapeN Size".split())
 """Ops that read the shape of a tensor,"""
 
 _OF_SHAPES = frozenset("Cast ConcatV2 GatherV2 Maximum Minimum Mul Pack Prod Reshape Slice StridedSlice Sub".split())
 """and those by which shapes are made of shapes."""
-
-
-def free_sizes(gated: Sequence[Any], needed: Collection[int], gate: tf.Tensor) -> None:
-    """Let a replay read the sizes of what it needs no number of from the first run, before the gate is known.
-
-    An attention that a block returns, and a loss averages, would be kept and copied for its shape alone: graph
-    optimisation takes the average out of the replay, but its gradient divides by a size.
-
-    Args:
-      gated: what the replay reads after its gate, each made by ``after``.
-      needed: the ids of the operations that the gradients of the replay are made of.
-      gate: the gate.
-    """
-    for tensor in gated:
-        readers = [each for each in tensor.consumers() if id(each) in needed]
-        if not all(each.type in _SHAPES for each in readers):
-            continue
-        for reader in readers:
-            for place, read in enumerate(reader.inputs):
-                if read is tensor:
-                    read_instead(reader, place, tensor.op.inputs[0])
-            _free(reader, gate)
 
 
 def is_of_shapes(tensor: tf.Tensor) -> bool:
@@ -143,7 +122,7 @@ def is_of_shapes(tensor: tf.Tensor) -> bool:
     pending = [tensor.op]
     while pending:
         operation = pending.pop()
-        if operation.type in _SHAPES or id(operation) in seen:
+        if operation.type in SHAPES or id(operation) in seen:
             continue
         if operation.type in _OF_SHAPES:
             pending.extend(each.op for each in operation.inputs)

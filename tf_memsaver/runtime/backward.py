@@ -80,6 +80,7 @@ def _described(first: FirstRun, arrived: Arrived, gates: Gates) -> twins.Replay 
     if described is None:
         return None
     operations, outside = described
+    made = itertools.chain.from_iterable(operation.outputs for operation in first.operations)
 
     def named(operations: Iterable[Any]) -> list[str]:
         return [
@@ -104,7 +105,7 @@ def _described(first: FirstRun, arrived: Arrived, gates: Gates) -> twins.Replay 
             ),
             operations,
         ),
-        sources=(*read, *outside, *gates.constants()),
+        sources=(*read, *outside, *gates.constants(), *made),
         forward=tuple(named(first.operations)),
         names=(
             *named(maker_of(tensor) for tensor in entering),

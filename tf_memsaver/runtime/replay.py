@@ -16,10 +16,11 @@ from tf_memsaver.compat.graphs import is_compiled_by_xla, place_of
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.control import is_kernel, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
-from tf_memsaver.parity.gates import Gates, after, free_sizes
+from tf_memsaver.parity.gates import Gates, after
 from tf_memsaver.parity.gradients import READY
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
+from tf_memsaver.parity.sizes import free_sizes
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
 from tf_memsaver.runtime.replayable import Shared, Tensors
@@ -112,9 +113,9 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     found = [each for each in values if each is not None]
     added = graph.get_operations()[start:]
     parity.free_constants(replayed, gate)
-    needed = needed_for(found, added)
-    free_sizes(inputs, needed, gate)
     entered = [*zip(first.inputs, inputs, strict=True)]
+    free_sizes(first.operations, [*entered, *zip(first.held, held, strict=True)], replayed, added, found, gate)
+    needed = needed_for(found, added)
     read = parity.read_in_replay(first.operations, entered, replayed, needed, outputs, arrived, gates)
     if is_compiled_by_xla(graph) and not any(operation.type in FILTER_GRADIENTS for operation in added):
         return with_values(gradients, _released_by_data(values, read, gates))

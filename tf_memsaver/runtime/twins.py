@@ -22,6 +22,7 @@ from tf_memsaver.compat.graphs import (
     COLOCATED,
     CUSTOM_GRADIENT,
     FuncGraph,
+    attributes_in,
     has_control_dependencies,
     set_attribute,
 )
@@ -142,7 +143,7 @@ def description(operations: Sequence[Any], given: Sequence[tf.Tensor]) -> tuple[
                 operation.device,
                 tuple(token(tensor) for tensor in operation.inputs),
                 tuple(places[id(each)] for each in operation.control_inputs),
-                _attributes(definition),
+                attributes_in(definition),
                 tuple(_shape(tensor) for tensor in operation.outputs),
             )
         )
@@ -150,11 +151,6 @@ def description(operations: Sequence[Any], given: Sequence[tf.Tensor]) -> tuple[
         tokens.update((id(tensor), (place, number)) for number, tensor in enumerate(operation.outputs))
     found.append(tuple(token(tensor) for tensor in given))
     return tuple(found), tuple(outside)
-
-
-def _attributes(definition: Any) -> Hashable:
-    found = sorted(definition.attr.items(), key=lambda item: item[0])
-    return tuple((name, value.SerializeToString(deterministic=True)) for name, value in found if name != AWAITED)
 
 
 def _spec(tensor: tf.Tensor) -> Hashable:
