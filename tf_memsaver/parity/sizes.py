@@ -7,7 +7,7 @@ averaged, or divided by a number. In the plain step that costs nothing, as the t
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -15,9 +15,7 @@ import tensorflow as tf
 from tf_memsaver.compat.graphs import attributes_in, led_to, read_instead
 from tf_memsaver.parity.gates import SHAPES, free
 from tf_memsaver.parity.readers import passes_on, source_of
-
-_COMPARES = "BroadcastGradientArgs"
-"""It reads two shapes, and graph optimisation takes it out where it knows that they are equal."""
+from tf_memsaver.parity.symbols import symbol_of
 
 Entered = Sequence[tuple[tf.Tensor, tf.Tensor]]
 """What a first run read, each with what its replay reads: the same, or what ``after`` made of it."""
@@ -45,8 +43,8 @@ def free_sizes(
 ) -> None:
     """Let a replay read the sizes of what it needs no number of in the first run, before the gate is known.
 
-    Where two shapes are compared, both are of the first run: graph optimisation then knows as much of them as in the
-    plain step.
+    What graph optimisation knows of sizes stays as it is: a size of the first run may have another symbol
+    (``symbol_of``), and is read only if no number is needed of what has that of the replay.
 
     Args:
       operations: those of the first run.
@@ -64,49 +62,22 @@ def free_sizes(
         if not tensor.shape.is_fully_defined()
     ]
     running = _run_for(results, added) if questions else []
-    with_numbers = {id(source_of(tensor)) for each in running if each.type not in SHAPES for tensor in each.inputs}
-    with_numbers.update(id(source_of(tensor)) for tensor in results)
+    with_numbers = [*results, *(tensor for each in running if each.type not in SHAPES for tensor in each.inputs)]
+    numbers = {id(source_of(tensor)): tensor for tensor in with_numbers}
     runs = set(map(id, running))
-    questions = [each for each in questions if id(each.operation) in runs]
-    if all(id(each.tensor) in with_numbers for each in questions):
+    questions = [each for each in questions if id(each.operation) in runs and id(each.tensor) not in numbers]
+    if not questions:
         return
     known = {id(gated): gated.op.inputs[0] for tensor, gated in entered if gated is not tensor}
     if operations and operations[0].graph is gate.graph:
         known = {**_in_first_run(operations, entered, replayed), **known}
-    comparisons = [each for each in running if each.type == _COMPARES]
-    freed = {id(each.tensor) for each in questions} & known.keys() - with_numbers
-    _compare_in_first_run(comparisons, questions, known, freed)
+    here = {id(each) for each in replayed}
+    symbols = {symbol_of(tensor) for tensor in numbers.values() if id(tensor.op) in here}
     for each in questions:
-        if id(each.tensor) in freed:
-            read_instead(each.operation, each.place, known[id(each.tensor)])
+        first, symbol = known.get(id(each.tensor)), symbol_of(each.tensor)
+        if first is not None and (symbol == symbol_of(first) or symbol not in symbols):
+            read_instead(each.operation, each.place, first)
             free(each.operation, gate)
-
-
-def _compare_in_first_run(
-    comparisons: Sequence[Any], questions: Sequence[_Question], known: Mapping[int, tf.Tensor], freed: set[int]
-) -> None:
-    """Let what compares shapes read none that is ``freed`` (the ids of tensors), or all of them in the first run.
-
-    Where one of them is not known there, all that it is compared with is taken out of ``freed``.
-    """
-    answers = {(id(each.operation), each.place): each for each in questions}
-    asked = [
-        [(place, answers[key]) for place, t in enumerate(each.inputs) if (key := (id(t.op), t.value_index)) in answers]
-        for each in comparisons
-    ]
-    for of_one in asked:
-        if any(id(each.tensor) not in known for _, each in of_one):
-            freed.difference_update(id(each.tensor) for _, each in of_one)
-    for comparison, of_one in zip(comparisons, asked, strict=True):
-        if not freed.isdisjoint(id(each.tensor) for _, each in of_one):
-            for place, each in of_one:
-                if id(each.tensor) not in freed:
-                    read_instead(comparison, place, _shape_of(known[id(each.tensor)], comparison.inputs[place].dtype))
-
-
-def _shape_of(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    with tf.control_dependencies(None), tf.name_scope("memsaver_sizes"):
-        return tf.raw_ops.Shape(input=tensor, out_type=dtype)
 
 
 def _run_for(results: Sequence[tf.Tensor], added: Sequence[Any]) -> list[Any]:
