@@ -220,6 +220,25 @@ def test_random_operations_with_hidden_state_are_pinned() -> None:
     assert set(pinned) == {"hidden", "head"} and "RandomUniform" in pinned["hidden"]
 
 
+def test_integers_drawn_in_a_branch_are_pinned() -> None:
+    """They were taken for what no seed decides: other types of operations draw integers than floats."""
+    seed = keras.random.SeedGenerator(1)
+
+    def drawn(x: Any) -> Any:
+        return tf.cond(
+            tf.reduce_sum(x) > 0.0,
+            lambda: x * tf.cast(keras.random.randint(tf.shape(x), 0, 3, seed=seed), x.dtype),
+            lambda: tf.tanh(x),
+        )
+
+    x = inputs = keras.Input((8,))
+    x = layers.Dense(8, name="d0")(x)
+    x = layers.Lambda(drawn, output_shape=(8,), name="branch")(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    pinned = {unit.label: unit.pinned for unit in capture_graph(model, batch_size=64).units if unit.pinned}
+    assert set(pinned) == {"branch", "head"} and "random numbers in a branch" in pinned["branch"]
+
+
 def test_a_python_function_is_pinned() -> None:
     x = inputs = keras.Input((8,))
     x = layers.Dense(8, name="d0")(x)

@@ -91,21 +91,24 @@ _BINARY = frozenset(
     ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference Sub TanhGrad
     Xdivy Xlogy""".split()
 )
-_UNIFORM = frozenset("RandomUniform RandomUniformInt StatelessRandomUniform StatelessRandomUniformV2".split())
-_NORMAL = frozenset("RandomStandardNormal StatelessRandomNormal StatelessRandomNormalV2".split())
-_TRUNCATED = frozenset("StatelessTruncatedNormal StatelessTruncatedNormalV2 TruncatedNormal".split())
+_UNIFORM = frozenset(
+    """RandomUniform RandomUniformInt StatefulUniform StatefulUniformInt StatelessRandomUniform
+    StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 StatelessRandomUniformInt StatelessRandomUniformIntV2
+    StatelessRandomUniformV2""".split()
+)
+_NORMAL = frozenset(
+    "RandomStandardNormal StatefulStandardNormalV2 StatelessRandomNormal StatelessRandomNormalV2".split()
+)
+_TRUNCATED = frozenset(
+    "StatefulTruncatedNormal StatelessTruncatedNormal StatelessTruncatedNormalV2 TruncatedNormal".split()
+)
 RANDOM = _UNIFORM | _NORMAL | _TRUNCATED
 """Operations that draw as many numbers as a shape says."""
 
-_OTHER_UNIFORM = frozenset(
-    """StatefulUniform StatefulUniformInt StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
-    StatelessRandomUniformInt StatelessRandomUniformIntV2""".split()
-)
-
 SCALAR_OPERATIONS: dict[str, tuple[int, int, int]] = {
-    **dict.fromkeys(sorted(_UNIFORM | _OTHER_UNIFORM), (27, 36, 28)),
-    **dict.fromkeys(sorted(_NORMAL | {"StatefulStandardNormalV2"}), (74, 76, 70)),
-    **dict.fromkeys(sorted(_TRUNCATED | {"StatefulTruncatedNormal"}), (122, 122, 122)),
+    **dict.fromkeys(sorted(_UNIFORM), (27, 36, 28)),
+    **dict.fromkeys(sorted(_NORMAL), (74, 76, 70)),
+    **dict.fromkeys(sorted(_TRUNCATED), (122, 122, 122)),
     "Cumprod": (42, 50, 46),
     "Cumsum": (42, 50, 46),
     "Elu": (4, 11, 29),
