@@ -82,4 +82,4 @@ def test_sums_with_equal_additions_are_stored(make: Any, stored: list[str]) -> N
     assert _pinned(model, "added elsewhere, too") == stored
     _train(model, ("", ""), ("last", "last"))
     with pytest.raises(AssertionError, match="differ"):
-        _train(model, ("", "second"))
+        _train(model, ("", "first"))
