@@ -292,6 +292,8 @@ class _Builder:
             self._terms_of[id(operation.outputs[0])] = inputs
             return None
         if not outputs and not any(self.values[i].nbytes for i in inputs):
+            # Who reads what it makes depends on what it reads: a normalisation on its variance, seen by a view.
+            self._terms_of.update((id(tensor), list(dict.fromkeys(inputs))) for tensor in operation.outputs)
             return None
         return self._make(operation, phase, unit, index, inputs)
 

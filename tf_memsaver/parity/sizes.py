@@ -6,7 +6,6 @@ averaged, or divided by a number. In the plain step that costs nothing, as the t
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,11 +99,12 @@ def _in_first_run(operations: Sequence[Any], entered: Entered, replayed: Sequenc
         read = (source_of(tensor) for tensor in operation.inputs)
         return operation.type, attributes_in(operation.node_def), *(id(same.get(id(each), each)) for each in read)
 
-    made = defaultdict[Hashable, deque[Any]](deque)
+    made: dict[Hashable, Any] = {}
     for operation in operations:
         if not passes_on(operation):
-            made[made_by(operation)].append(operation)
+            alike = made.setdefault(made_by(operation), operation)
+            same.update(zip(map(id, operation.outputs), alike.outputs, strict=True))
     for operation in replayed:
-        if not passes_on(operation) and (alike := made.get(made_by(operation))):
-            same.update(zip(map(id, operation.outputs), alike.popleft().outputs, strict=True))
+        if not passes_on(operation) and (alike := made.get(made_by(operation))) is not None:
+            same.update(zip(map(id, operation.outputs), alike.outputs, strict=True))
     return same
