@@ -102,9 +102,3 @@ def test_lines_that_are_refused(old: str, new: str, reason: str):
     assert old in GOLDEN
     with pytest.raises(ValueError, match=reason):
         parse(GOLDEN.replace(old, new, 1))
-
-
-def test_values_read_for_their_shape_are_part_of_the_form():
-    text = GOLDEN.replace("reads=2 writes=3\n", "reads=2 writes=3 shapes=0\n", 1)
-    assert parse(text).ops[1].shapes == (0,)
-    assert dump(parse(text)) == text

@@ -37,7 +37,6 @@ from tf_memsaver.tfgraph.operations import (
     costs_of,
     kernels_here,
     parts_of,
-    shaped_like,
     spec_of,
     tensor_bytes,
     tensors_read,
@@ -356,7 +355,6 @@ class _Builder:
                 for value in self._values_of([operation.inputs[place]])
             )
         waiting, term_bytes = waiting_terms(operation)
-        like = shaped_like(operation) if phase is Phase.FORWARD else None
         return Op(
             index=index,
             name=operation.name,
@@ -374,5 +372,4 @@ class _Builder:
             racing_bytes=waiting * term_bytes if term_bytes >= self._device.pooled_from else 0,
             replaced_bytes=bytes_of_slices(operation),
             overwrites=overwrites,
-            shapes=(self._value_of[id(like)],) if id(like) in self._value_of else (),
         )

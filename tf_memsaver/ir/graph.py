@@ -66,12 +66,10 @@ class Op:
     gradient; ``None`` for operations outside all units (input conversion, loss, optimizer). ``overwrites`` are the
     inputs whose buffer an output may use if nothing else reads it. ``after`` are the operations that it waits for, in
     addition to those that make its inputs (through control dependencies, and operations that are too small to be
-    listed). ``shapes`` are values of which it reads only the shape. They are not kept for it, but a replay of it makes
-    them again, since the batch size is known only when the step runs. For backward operations, ``tape`` numbers the
-    passes of tapes that follow each other: two may go back through the same forward operations. ``racing_bytes`` is
-    what an operation works with besides ``workspace_bytes`` where the step is not held in order: TensorFlow begins
-    several steps of a loop at once. ``replaced_bytes`` is what is in memory besides in the plain step, which has other
-    operations in place of it.
+    listed). For backward operations, ``tape`` numbers the passes of tapes that follow each other: two may go back
+    through the same forward operations. ``racing_bytes`` is what an operation works with besides ``workspace_bytes``
+    where the step is not held in order: TensorFlow begins several steps of a loop at once. ``replaced_bytes`` is what
+    is in memory besides in the plain step, which has other operations in place of it.
     """
 
     index: int
@@ -89,7 +87,6 @@ class Op:
     replaced_bytes: int = 0
     overwrites: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    shapes: tuple[int, ...] = ()
     tape: int = 0
 
 

@@ -349,7 +349,7 @@ class _Writer:
             for op in reversed(self._prepared.unit_forward[unit]):
                 if not wanted.isdisjoint(op.outputs):
                     needed.append(op)
-                    want((*op.inputs, *op.shapes))
+                    want(op.inputs)
         needed.reverse()
         return needed, list(outside)
 

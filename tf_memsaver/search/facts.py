@@ -120,7 +120,7 @@ class Facts:
                 continue
             its = min((need[value] for value in op.outputs), default=NEVER)
             self.replays.append((op.unit + 1, its, op.seconds))
-            for value in (*op.inputs, *op.shapes):
+            for value in op.inputs:
                 need[value] = min(need[value], its)
                 buffer = self.buffers.get(roots[value])
                 if buffer is not None and its < NEVER:

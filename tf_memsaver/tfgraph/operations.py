@@ -157,27 +157,6 @@ def has_gradients(dtype: tf.DType) -> bool:
     return bool(dtype.is_floating or dtype.is_complex)
 
 
-def shaped_like(operation: Any) -> Any | None:
-    """Return the tensor that a random operation makes noise for, or None.
-
-    That is what the noise first meets. Dropout and its kin ask it for its shape (``array_ops.shape`` in
-    tensorflow/python/ops/nn_ops.py, TensorFlow 2.21), which is folded where all of it is known, and read as the step
-    runs where the batch is not.
-    """
-    if operation.type not in rules.RANDOM:
-        return None
-    noise = list(operation.outputs)
-    for tensor in noise:
-        for consumer in tensor.consumers():
-            others = [t for t in consumer.inputs if t.shape.rank and t.op.type != "Const" and t is not tensor]
-            if others:
-                met = max(others, key=tensor_bytes)
-                scaled = met.op.type == "Mul" and met.op.name.rpartition("/")[0] == consumer.name.rpartition("/")[0]
-                return met.op.inputs[0] if scaled else met
-            noise += consumer.outputs
-    return None
-
-
 def is_loop(operation: Any) -> bool:
     """Whether an operation is a while loop."""
     return operation.type in LOOPS
