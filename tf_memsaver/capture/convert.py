@@ -154,8 +154,11 @@ class _Builder:
         self._step, self._device, self._kernels = step, device, kernels_here()
         self.values: list[Value] = []
         self._value_of: dict[int, int] = {}
-        self._terms_of: dict[int, list[int]] = {}
-        """The values that a sum adds up which another one is joined with."""
+        self._behind: dict[int, list[int]] = {}
+        """What an operation that is left out has read: who reads its result depends on these values.
+
+        It is a sum that another one is joined with, or tiny, as what makes a scale of a normalisation's variance.
+        """
         self._places: dict[int, int] = {}
         """For what a pooling makes, the value that has the places of its maxima."""
         self._operations = step.graph.get_operations()
@@ -288,11 +291,10 @@ class _Builder:
             self._value_of.update(known)
             return None
         if self._joined_sums.has(operation, phase):
-            self._terms_of[id(operation.outputs[0])] = inputs
+            self._behind[id(operation.outputs[0])] = inputs
             return None
         if not outputs and not any(self.values[i].nbytes for i in inputs):
-            # Who reads what it makes depends on what it reads: a normalisation on its variance, seen by a view.
-            self._terms_of.update((id(tensor), list(dict.fromkeys(inputs))) for tensor in operation.outputs)
+            self._behind.update((id(tensor), list(dict.fromkeys(inputs))) for tensor in operation.outputs)
             return None
         return self._make(operation, phase, unit, index, inputs)
 
@@ -313,7 +315,7 @@ class _Builder:
         found: list[int] = []
         for tensor in tensors:
             value = self._value_of.get(id(tensor))
-            found += self._terms_of.get(id(tensor), []) if value is None else [value]
+            found += self._behind.get(id(tensor), []) if value is None else [value]
         return found
 
     def _values_of_places(self, pooled: Any) -> list[int]:
