@@ -293,7 +293,9 @@ class _Builder:
         if self._joined_sums.has(operation, phase):
             self._behind[id(operation.outputs[0])] = inputs
             return None
-        if not outputs and not any(self.values[i].nbytes for i in inputs):
+        if not outputs and not any(
+            self.values[i].nbytes or self.values[self._root(i)].nbytes > TINY_BYTES for i in inputs
+        ):
             self._behind.update((id(tensor), list(dict.fromkeys(inputs))) for tensor in operation.outputs)
             return None
         return self._make(operation, phase, unit, index, inputs)
@@ -321,9 +323,14 @@ class _Builder:
     def _values_of_places(self, pooled: Any) -> list[int]:
         """Return the value that has the places of the maxima that a tensor holds."""
         value = self._value_of.get(id(pooled))
-        while value is not None and (viewed := self.values[value].alias_of) is not None:
+        root = None if value is None else self._root(value)
+        return [self._places[root]] if root in self._places else []
+
+    def _root(self, value: int) -> int:
+        """Return the value that one is a view of, or itself."""
+        while (viewed := self.values[value].alias_of) is not None:
             value = viewed
-        return [self._places[value]] if value in self._places else []
+        return value
 
     def _make(self, operation: Any, phase: Phase, unit: int | None, index: int, inputs: list[int]) -> Op:
         spec = spec_of(operation, self._kernels)
