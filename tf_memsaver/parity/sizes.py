@@ -43,7 +43,8 @@ def free_sizes(
     """Let a replay read the sizes of what it needs no number of in the first run, before the gate is known.
 
     What graph optimisation knows of sizes stays as it is: a size of the first run may have another symbol
-    (``symbol_of``), and is read only if no number is needed of what has that of the replay.
+    (``symbol_of``), and is read only if no number is needed of what has that of the replay. If the first run is in
+    another graph, this one has only what entered.
 
     Args:
       operations: those of the first run.
