@@ -9,7 +9,7 @@ of the reader that is missing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,20 +195,22 @@ def values_that_lose_readers(
     return [tensor for tensor in lost if id(tensor.op) in needed and id(tensor.op) in here]
 
 
-def needed_for(results: Iterable[Any], operations: Iterable[Any]) -> set[int]:
-    """Return the ids of those of the operations that results are made of."""
-    own = {id(operation) for operation in operations}
-
-    def before(operation: Any) -> list[Any]:
-        return [tensor.op for tensor in _read_by(operation) if id(tensor.op) in own]
-
-    return led_to((tensor.op for tensor in results if id(tensor.op) in own), before)
-
-
 def _read_by(operation: Any) -> list[Any]:
     """Return what an operation reads, but for tensors of whose sizes alone it asks: graph optimisation knows these."""
     sizes = operation.type in METADATA_READERS
     return [tensor for tensor in operation.inputs if not (sizes and tensor.shape.is_fully_defined())]
+
+
+def needed_for(
+    results: Iterable[Any], operations: Iterable[Any], reads: Callable[[Any], Iterable[Any]] = _read_by
+) -> set[int]:
+    """Return the ids of those of the operations that results are made of, by what each ``reads``."""
+    own = {id(operation) for operation in operations}
+
+    def before(operation: Any) -> list[Any]:
+        return [tensor.op for tensor in reads(operation) if id(tensor.op) in own]
+
+    return led_to((tensor.op for tensor in results if id(tensor.op) in own), before)
 
 
 def first_elements(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tensor, ...]:

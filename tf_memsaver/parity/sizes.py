@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_memsaver.compat.graphs import attributes_in, led_to, read_instead
+from tf_memsaver.compat.graphs import attributes_in, read_instead
+from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import SHAPES, free
 from tf_memsaver.parity.readers import passes_on, source_of
 from tf_memsaver.parity.symbols import symbol_of
@@ -61,11 +62,13 @@ def free_sizes(
         for place, tensor in enumerate(each.inputs)
         if not tensor.shape.is_fully_defined()
     ]
-    running = _run_for(results, added) if questions else []
-    with_numbers = [*results, *(tensor for each in running if each.type not in SHAPES for tensor in each.inputs)]
+    if not questions:
+        return
+    needed = needed_for(results, added, _read_for_numbers)
+    running = (each for each in added if id(each) in needed and not passes_on(each))
+    with_numbers = [*results, *(tensor for each in running for tensor in _read_for_numbers(each))]
     numbers = {id(source_of(tensor)): tensor for tensor in with_numbers}
-    runs = set(map(id, running))
-    questions = [each for each in questions if id(each.operation) in runs and id(each.tensor) not in numbers]
+    questions = [each for each in questions if id(each.operation) in needed and id(each.tensor) not in numbers]
     if not questions:
         return
     known = {id(gated): gated.op.inputs[0] for tensor, gated in entered if gated is not tensor}
@@ -80,16 +83,9 @@ def free_sizes(
             free(each.operation, gate)
 
 
-def _run_for(results: Sequence[tf.Tensor], added: Sequence[Any]) -> list[Any]:
-    """Return the operations that run for results, if nothing is run for its sizes."""
-    own = {id(operation) for operation in added}
-
-    def before(operation: Any) -> list[Any]:
-        read = () if operation.type in SHAPES else operation.inputs
-        return [tensor.op for tensor in read if id(tensor.op) in own]
-
-    needed = led_to((tensor.op for tensor in results if id(tensor.op) in own), before)
-    return [each for each in added if id(each) in needed and not passes_on(each)]
+def _read_for_numbers(operation: Any) -> Sequence[tf.Tensor]:
+    """Return what an operation reads more of than its sizes."""
+    return () if operation.type in SHAPES else operation.inputs
 
 
 def _in_first_run(operations: Sequence[Any], entered: Entered, replayed: Sequence[Any]) -> dict[int, tf.Tensor]:
