@@ -880,6 +880,24 @@ def test_sums_of_many_terms_in_nested_segments() -> None:
         np.testing.assert_array_equal(plain, ours)
 
 
+def test_products_leave_four_levels_of_segments() -> None:
+    """The gradient of BatchNorm's gamma is a product, which graph optimisation makes one with the optimizer's own."""
+    x = inputs = keras.Input((8, 8, 16))
+    for number in range(4):
+        x = layers.Conv2D(16, 3, padding="same", name=f"conv{number}")(x)
+        x = layers.Activation("swish", name=f"act{number}")(layers.BatchNormalization(name=f"norm{number}")(x))
+    model = keras.Model(inputs, layers.Dense(4, name="logits")(layers.Flatten(name="flat")(x)))
+    batch, targets = (tf.random.stateless_normal((5, *shape), (0, 0)) for shape in ((8, 8, 16), (4,)))
+    found = []
+    for trained in (model, optimized_in_segments(model, halves(capture_graph(model, batch_size=4), 4), 4, "layer")):
+        with kept_state(model):
+            trained.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", jit_compile=False)
+            trained.fit(batch, targets, batch_size=4, epochs=2, shuffle=False, verbose=0)
+            found.append([v.numpy() for v in [*trained.variables, *trained.optimizer.variables]])
+    for plain, ours in zip(*found, strict=True):
+        np.testing.assert_array_equal(plain, ours)
+
+
 def test_gradients_that_leave_a_segment_in_one_buffer_share_it_in_sums() -> None:
     """As those of the operands of an addition do: a DETR adds positions to the keys of each block of its decoder."""
     keras.utils.set_random_seed(0)

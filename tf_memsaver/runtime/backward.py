@@ -8,14 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_memsaver.errors import SecondDerivativeError
 from tf_memsaver.parity.gates import Gates
 from tf_memsaver.parity.gradients import RENAMED, has_sizes_of_its_own, maker_of, may_be_summed
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.runtime import twins
 from tf_memsaver.runtime.first_run import FirstRun
 from tf_memsaver.runtime.order import hold_in_order, note_replay
-from tf_memsaver.runtime.own_gradients import with_gradient
+from tf_memsaver.runtime.own_gradients import without_gradient
 from tf_memsaver.runtime.replay import Arrived, replay_eagerly, replay_in_graph
 from tf_memsaver.runtime.replayable import Shared
 from tf_memsaver.runtime.slices import Gradient, Gradients, changed, flattened, unflattened, values_of, with_values
@@ -60,13 +59,9 @@ def gradients_of(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradients
 
 def _once_only(gradients: Sequence[Gradient | None], first: FirstRun, arrived: Arrived) -> Gradients:
     """Return gradients whose own gradient is an error."""
-
-    def second(*_: Any) -> Any:
-        raise SecondDerivativeError
-
     # Everything enters as an argument, so that no path of a second derivative goes around the error.
     return changed(
-        gradients, lambda found: with_gradient(found, [*itertools.chain(*arrived.values()), *first.arguments], second)
+        gradients, lambda found: without_gradient(found, [*itertools.chain(*arrived.values()), *first.arguments])
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,11 +36,33 @@ def with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Seq
             scope = f"{maker_of(outputs[0]).name}/" if outputs else None
             with tf.compat.v1.get_default_graph().gradient_override_map(overridden), tf.name_scope(scope or "segment"):
                 passed = tf.identity_n([*outputs, *inputs])[: len(outputs)]
-    record_operation("segment", passed, list(inputs), gradient, _forward_mode)
+    record_operation("segment", passed, list(inputs), gradient, _refuse)
     return passed
 
 
-def _forward_mode(*_: Any) -> Any:
+def without_gradient(outputs: Tensors, inputs: Tensors) -> list[tf.Tensor]:
+    """Return ``outputs`` with a gradient that is an error, but as they are inside ``refused_outside``."""
+    return list(outputs) if _is_refused_outside.get() else with_gradient(outputs, inputs, _refuse)
+
+
+@contextlib.contextmanager
+def refused_outside() -> Iterator[None]:
+    """Make what will leave a segment ``without_gradient``: segments inside need not do so.
+
+    Graph optimisation has two rounds, and takes out the outermost layer of ``IdentityN`` in each. One that stays keeps
+    a gradient that is a product from becoming one with the optimizer's.
+    """
+    token = _is_refused_outside.set(True)
+    try:
+        yield
+    finally:
+        _is_refused_outside.reset(token)
+
+
+_is_refused_outside: contextvars.ContextVar[bool] = contextvars.ContextVar("is_refused_outside", default=False)
+
+
+def _refuse(*_: Any) -> Any:
     raise SecondDerivativeError
 
 

@@ -22,7 +22,7 @@ from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
 from tf_memsaver.parity.sizes import free_sizes
 from tf_memsaver.runtime.first_run import FirstRun
-from tf_memsaver.runtime.own_gradients import note_gradient, with_late_gradient
+from tf_memsaver.runtime.own_gradients import note_gradient, refused_outside, with_late_gradient
 from tf_memsaver.runtime.replayable import Shared, Tensors
 from tf_memsaver.runtime.slices import Gradient, Gradients, values_of, with_values
 
@@ -135,7 +135,8 @@ def _gradients(
 ) -> Gradients:
     """Return a gradient, or None, for each place of a first run."""
     counts = [*first.counts, *[1] * len(first.weights)]
-    found = iter(gradients_in_terms(tape, targets, upstream, sources, marker))
+    with refused_outside():
+        found = iter(gradients_in_terms(tape, targets, upstream, sources, marker))
     return [
         term
         for count, wanted in zip(counts, first.wanted, strict=True)
