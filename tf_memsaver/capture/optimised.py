@@ -5,14 +5,14 @@ A step runs as Grappler leaves it. Sources are TensorFlow 2.21's, ``tensorflow/c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from tf_memsaver.capture.step import TracedStep
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.grappler import ADDITIONS, SUMS
-from tf_memsaver.parity.symbols import hides_sizes, makes_symbols
+from tf_memsaver.parity.symbols import has_new_sizes, hides_sizes
 
 
 class JoinedSums:
@@ -25,7 +25,8 @@ class JoinedSums:
     def __init__(self, step: TracedStep, *, fixed_batch: bool) -> None:
         """Read a step; ``fixed_batch`` tells that ``fit`` traces it for one batch size."""
         self._step = step
-        self._symbol_of: dict[int, int] = {} if fixed_batch else _batch_symbols(step)
+        self._symbols: dict[int, int] = {} if fixed_batch else _batch_symbols(step, has_new_sizes)
+        self._hidden: dict[int, int] = {} if fixed_batch else _batch_symbols(step, hides_sizes)
 
     def has(self, operation: Any, phase: Phase) -> bool:
         """Whether an operation of a phase is such a sum."""
@@ -36,7 +37,7 @@ class JoinedSums:
         if reader is None or reader.type not in SUMS or reader.outputs[0].shape != total.shape:
             return False
         # Where the shapes of gradients come from is another matter.
-        return phase is not Phase.FORWARD or self._are_of_one_size([*operation.inputs, *reader.inputs])
+        return phase is not Phase.FORWARD or _are_alike(self._symbols, [*operation.inputs, *reader.inputs])
 
     def depend_on_gradients(self, operation: Any) -> bool:
         """Whether gradients decide if others become part of a sum of the forward pass.
@@ -50,7 +51,7 @@ class JoinedSums:
         terms = [term for term in operation.inputs if term.shape == operation.outputs[0].shape]
         inner = any(term.op.type in SUMS and self._only_reader(term) is operation for term in terms)
         hidden = any(hides_sizes(term.op) for term in terms)
-        return inner and not hidden and not self._are_of_one_size(terms)
+        return inner and not hidden and not _are_alike(self._hidden, terms)
 
     def depend_on_equals(self, operation: Any) -> bool:
         """Whether a sum of the forward pass is joined with another one, or not, because of equal additions.
@@ -83,8 +84,9 @@ class JoinedSums:
         readers = self._readers(tensor)
         return readers[0] if len(readers) == 1 else None
 
-    def _are_of_one_size(self, tensors: Iterable[Any]) -> bool:
-        return len({self._symbol_of.get(id(tensor), 0) for tensor in tensors}) < 2
+
+def _are_alike(symbols: Mapping[int, int], tensors: Iterable[Any]) -> bool:
+    return len({symbols.get(id(tensor), 0) for tensor in tensors}) < 2
 
 
 def _equal_additions(step: TracedStep) -> dict[int, list[Any]]:
@@ -99,7 +101,7 @@ def _equal_additions(step: TracedStep) -> dict[int, list[Any]]:
     return {id(each): alike for alike in found.values() if len(alike) > 1 for each in alike}
 
 
-def _batch_symbols(step: TracedStep) -> dict[int, int]:
+def _batch_symbols(step: TracedStep, makes_symbol: Callable[[Any], bool]) -> dict[int, int]:
     """Return a number for the batch size of each tensor (id) that is made of the batch: 0 for that of the batch."""
     symbol_of = {id(tensor): 0 for tensor in step.inputs}
     for number, operation in enumerate(step.graph.get_operations(), 1):
@@ -109,7 +111,7 @@ def _batch_symbols(step: TracedStep) -> dict[int, int]:
             if len(given) > 1:
                 # What is broadcast, as the statistics of a BatchNorm are, has no batch.
                 given = {symbol_of[id(tensor)] for tensor in _of_size_of(operation.outputs[0], made)} or given
-            symbol = number if len(given) > 1 or makes_symbols(operation) else given.pop()
+            symbol = number if len(given) > 1 or makes_symbol(operation) else given.pop()
             symbol_of.update((id(tensor), symbol) for tensor in operation.outputs)
     return symbol_of
 

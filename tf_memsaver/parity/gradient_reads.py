@@ -71,16 +71,29 @@ def _reads_sizes(operation: Any, place: int, wanted: Sequence[bool]) -> bool:
     if operation.type == READS_SIZES_OF_INPUT:
         return wanted[place] and not operation.inputs[place].shape.is_fully_defined()
     biased = operation.type in ADDITIONS and operation.inputs[place].op.type == BIAS
-    return biased and not _are_known_equal(operation)
+    return biased and not _are_known_equal(operation) and not _is_one_of_many(operation)
 
 
 def _are_known_equal(addition: Any) -> bool:
     """Whether the shapes of both terms are known and the same; the gradient reads them when the step runs, otherwise.
 
-    So a product with its bias is not fused with the addition in the plain step. Additions of additions are made one.
+    So a product with its bias is not fused with the addition in the plain step.
     """
     left, right = (tensor.shape for tensor in addition.inputs)
     return bool(left.is_fully_defined()) and left.as_list() == right.as_list()
+
+
+def _is_one_of_many(addition: Any) -> bool:
+    """Whether an addition becomes part of a sum of many terms, of which no gradient reads sizes in the plain step.
+
+    A reader might still hold a term when the sum begins, which would then begin with another one.
+    """
+    inner = (tensor.op for tensor in addition.inputs)
+    pairs = [(addition, reader) for reader in addition.outputs[0].consumers()] + [(each, addition) for each in inner]
+    return any(
+        one.type in ADDITIONS and other.type in ADDITIONS and len(one.outputs[0].consumers()) == 1
+        for one, other in pairs
+    )
 
 
 def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> set[int]:

@@ -24,9 +24,13 @@ _known: weakref.WeakKeyDictionary[Any, dict[Symbol, Symbol | None]] = weakref.We
 
 def makes_symbols(operation: Any) -> bool:
     """Whether an operation gives the sizes of its result new symbols: a ``Reshape`` to a constant shape, for the -1."""
-    if operation.type == "Reshape":
-        return operation.inputs[1].op.type == "Const" or hides_sizes(operation)
-    return is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
+    is_fixed = operation.type == "Reshape" and operation.inputs[1].op.type == "Const"
+    return is_fixed or has_new_sizes(operation)
+
+
+def has_new_sizes(operation: Any) -> bool:
+    """Whether the symbols of an operation's result are those of nothing else, whatever reads it."""
+    return hides_sizes(operation) or is_loop(operation) or operation.type in OF_SIZES_OF_THEIR_OWN
 
 
 def hides_sizes(operation: Any) -> bool:
