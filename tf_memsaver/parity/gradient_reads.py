@@ -13,7 +13,9 @@ from tf_memsaver.parity.grappler import (
     READS_OUTPUT,
     READS_OUTPUT_FOR,
     READS_SIZES_OF_INPUT,
+    SUMS,
 )
+from tf_memsaver.parity.readers import readers_of, source_of
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient, has_gradients
 
@@ -88,12 +90,13 @@ def _is_one_of_many(addition: Any) -> bool:
 
     A reader might still hold a term when the sum begins, which would then begin with another one.
     """
-    inner = (tensor.op for tensor in addition.inputs)
-    pairs = [(addition, reader) for reader in addition.outputs[0].consumers()] + [(each, addition) for each in inner]
-    return any(
-        one.type in ADDITIONS and other.type in ADDITIONS and len(one.outputs[0].consumers()) == 1
-        for one, other in pairs
-    )
+
+    def is_read_by_one_sum(tensor: Any) -> bool:
+        readers = readers_of(tensor)
+        return len(readers) == 1 and readers[0].type in SUMS
+
+    inner = (source_of(tensor) for tensor in addition.inputs)
+    return is_read_by_one_sum(addition.outputs[0]) or any(t.op.type in SUMS and is_read_by_one_sum(t) for t in inner)
 
 
 def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> set[int]:
