@@ -262,9 +262,10 @@ def test_a_layer_that_reads_variables_in_a_tf_function_is_kept_out() -> None:
         train(optimized_by_hand(model, ("d0", "d2")), steps=1)
 
 
-def test_second_derivatives_are_refused() -> None:
+@pytest.mark.parametrize("inner", [(), ([("d0", "d1", [("d0", "d0")])],)])
+def test_second_derivatives_are_refused(inner: Any) -> None:
     model = models.chain()
-    optimized = optimized_by_hand(model, ("d0", "d2"))
+    optimized = optimized_by_hand(model, ("d0", "d2", *inner))
     x = batch_for(model)
 
     def penalty(x: Any) -> Any:
