@@ -34,7 +34,7 @@ from tools.shared.models.formulas import formula_model
 from tools.shared.models.random_fit import fitted, random_fit_case
 from tools.shared.models.small import factors_of_two_shapes, shared_block, two_resolutions
 from tools.shared.records import Record, differing
-from tools.shared.training import fit, train
+from tools.shared.training import fit, no_graph_rewriting, train
 
 CLASSES = 3
 
@@ -335,6 +335,8 @@ def test_which_sums_are_added_in_pairs() -> None:
     assert not pairs_of(lambda x: [tf.exp(x), tf.sin(x), x + 1.0])
     assert not pairs_of(lambda x: [x * tf.exp(x), tf.sin(x) * x, tf.tanh(x) * x])
     assert pairs_of(lambda x: [x * tf.exp(x), tf.sin(x) * x, tf.tanh(x) * 2.0])
+    with no_graph_rewriting():
+        assert not pairs_of(lambda x: [tf.exp(x), tf.sin(x), tf.tanh(x)])
     # A size is not known.
     assert not pairs_of(lambda x: [each(tf.boolean_mask(x, x[:, 0] > 0)) for each in (tf.exp, tf.sin, tf.tanh)])
 

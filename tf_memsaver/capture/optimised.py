@@ -26,6 +26,7 @@ class JoinedSums:
         """Read a step; ``fixed_batch`` tells that ``fit`` traces it for one batch size."""
         self._step = step
         self._symbols: dict[int, int] = {} if fixed_batch else _batch_symbols(step, has_new_sizes)
+        # Of these alone gradients may tell that they are the same.
         self._hidden: dict[int, int] = {} if fixed_batch else _batch_symbols(step, hides_sizes)
 
     def has(self, operation: Any, phase: Phase) -> bool:

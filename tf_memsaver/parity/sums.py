@@ -189,9 +189,12 @@ def in_pairs(terms: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     One kernel adds up to nine terms one after the other. Of more, it adds what remains of a division by eight first,
     and then the sum of each eight (``aggregate_ops.cc: AddNOp``). It begins with a term whose buffer nobody else has:
     all must have theirs alone. A sum of sums or of products may be rewritten in the plain step, and what is passed on
-    has another name there: these are left as they are.
+    has another name there: these are left as they are. So are all where graph optimisation is turned off: nothing takes
+    them apart, nor puts them in the order of their names.
     """
-    if len(terms) < 3 or not all(map(_has_its_buffer_alone, terms)) or _have_a_common_factor(terms):
+    if len(terms) < 3 or tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False):
+        return terms
+    if not all(map(_has_its_buffer_alone, terms)) or _have_a_common_factor(terms):
         return terms
     ordered = sorted(terms, key=_name)
     rest = len(terms) % _AT_ONCE
