@@ -45,7 +45,7 @@ class JoinedSums:
 
         Gradients tell what is of one size, as that of a ReLU does, which is a product of two. Where that makes operands
         of one size that have different symbols, a plain step joins sums, and a first run, which has no gradients, does
-        not. No gradient tells the sizes of what an operation made that hides them.
+        not. That was seen only of sizes that an operation hides, and no gradient tells those of its own result.
         """
         if operation.type not in SUMS:
             return False

@@ -41,13 +41,13 @@ def with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Seq
 
 
 def without_gradient(outputs: Tensors, inputs: Tensors) -> list[tf.Tensor]:
-    """Return ``outputs`` with a gradient that is an error, but as they are inside ``refused_outside``."""
+    """Return ``outputs`` so that it is an error to ask for their gradient; as they are, within ``refused_outside``."""
     return list(outputs) if _is_refused_outside.get() else with_gradient(outputs, inputs, _refuse)
 
 
 @contextlib.contextmanager
 def refused_outside() -> Iterator[None]:
-    """Make what will leave a segment ``without_gradient``: segments inside need not do so.
+    """Make gradients that will leave a segment ``without_gradient``, so that segments inside need not do it.
 
     Graph optimisation has two rounds, and takes out the outermost layer of ``IdentityN`` in each. One that stays keeps
     a gradient that is a product from becoming one with the optimizer's.
