@@ -13,9 +13,8 @@ from tf_memsaver.parity.grappler import (
     READS_OUTPUT,
     READS_OUTPUT_FOR,
     READS_SIZES_OF_INPUT,
-    SUMS,
 )
-from tf_memsaver.parity.readers import readers_of, source_of
+from tf_memsaver.parity.sums import is_one_of_many
 from tf_memsaver.tfgraph.emission import ends_segment
 from tf_memsaver.tfgraph.operations import custom_gradient_bodies, has_custom_gradient, has_gradients
 
@@ -72,8 +71,11 @@ def _reads_sizes(operation: Any, place: int, wanted: Sequence[bool]) -> bool:
     """Whether the gradient function of an operation reads the sizes of its input ``place``, when the step runs."""
     if operation.type == READS_SIZES_OF_INPUT:
         return wanted[place] and not operation.inputs[place].shape.is_fully_defined()
-    biased = operation.type in ADDITIONS and operation.inputs[place].op.type == BIAS
-    return biased and not _are_known_equal(operation) and not _is_one_of_many(operation)
+    tensor = operation.inputs[place]
+    if operation.type not in ADDITIONS or tensor.op.type != BIAS or _are_known_equal(operation):
+        return False
+    # A reader might still hold a term of many when the sum begins, which would then begin with another one.
+    return not is_one_of_many(tensor)
 
 
 def _are_known_equal(addition: Any) -> bool:
@@ -83,20 +85,6 @@ def _are_known_equal(addition: Any) -> bool:
     """
     left, right = (tensor.shape for tensor in addition.inputs)
     return bool(left.is_fully_defined()) and left.as_list() == right.as_list()
-
-
-def _is_one_of_many(addition: Any) -> bool:
-    """Whether an addition becomes part of a sum of many terms, of which no gradient reads sizes in the plain step.
-
-    A reader might still hold a term when the sum begins, which would then begin with another one.
-    """
-
-    def is_read_by_one_sum(tensor: Any) -> bool:
-        readers = readers_of(tensor)
-        return len(readers) == 1 and readers[0].type in SUMS
-
-    inner = (source_of(tensor) for tensor in addition.inputs)
-    return is_read_by_one_sum(addition.outputs[0]) or any(t.op.type in SUMS and is_read_by_one_sum(t) for t in inner)
 
 
 def _reached_by_gradients(operations: Sequence[Any], results: Iterable[Any]) -> set[int]:

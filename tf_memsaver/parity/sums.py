@@ -151,6 +151,11 @@ def read_after_later_sums(tensors: Iterable[Any], gates: Gates) -> tuple[tf.Tens
     return tuple(read)
 
 
+def is_one_of_many(tensor: Any) -> bool:
+    """Whether a tensor is a term of a sum of three and more, of which no gradient reads sizes in the plain step."""
+    return any(len(_all_terms(last)) > 2 for last in _sums_with(tensor))
+
+
 def _sums_with(tensor: Any) -> Iterator[Any]:
     """Yield the last additions of the sums that a tensor is a term of."""
     for reader in readers_of(tensor):

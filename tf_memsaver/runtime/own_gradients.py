@@ -15,6 +15,8 @@ from tf_memsaver.parity.gradients import maker_of
 from tf_memsaver.runtime.replayable import Tensors
 from tf_memsaver.tfgraph.emission import registered_segment
 
+_is_refused_outside: contextvars.ContextVar[bool] = contextvars.ContextVar("is_refused_outside", default=False)
+
 
 def with_gradient(outputs: Tensors, inputs: Tensors, gradient: Callable[..., Sequence[Any]]) -> list[tf.Tensor]:
     """Return ``outputs`` with a gradient function of their own, which takes theirs and returns those of ``inputs``.
@@ -57,9 +59,6 @@ def refused_outside() -> Iterator[None]:
         yield
     finally:
         _is_refused_outside.reset(token)
-
-
-_is_refused_outside: contextvars.ContextVar[bool] = contextvars.ContextVar("is_refused_outside", default=False)
 
 
 def _refuse(*_: Any) -> Any:
