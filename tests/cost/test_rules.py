@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from tf_memsaver.cost.device import CPU, GPU, Device
-from tf_memsaver.cost.rules import Kernels, OpSpec, bytes_moved, flops, overwritable_inputs, scalar_operations
+from tf_memsaver.cost.rules import (
+    Kernels,
+    OpSpec,
+    bytes_moved,
+    flops,
+    overwritable_inputs,
+    scalar_operations,
+    slowness,
+)
 from tf_memsaver.cost.workspace import workspace_bytes
 
 Shape = tuple[int, ...]
@@ -52,6 +60,14 @@ def test_flops(operation: OpSpec, count: int):
 def test_views_and_readers_of_shapes_move_nothing():
     assert bytes_moved(spec("Relu", [(4,)], (4,))) == 32
     assert bytes_moved(spec("Reshape", [(4,)], (2, 2))) == bytes_moved(spec("Shape", [(4,)], (1,))) == 0
+
+
+def test_a_normalization_reads_a_batch_three_times_in_training():
+    image, each = (8, 4, 4, 16), (16,)
+    shapes: list[Shape] = [image, each, each, each, each]
+    used = spec("FusedBatchNormV3", shapes, image, is_training=False)
+    trained = dataclasses.replace(used, attributes={"is_training": True})
+    assert bytes_moved(trained) - bytes_moved(used) == 2 * used.input_bytes[0]
 
 
 def test_a_result_takes_over_an_input_of_its_size():
@@ -103,3 +119,32 @@ def test_random_numbers_take_a_cpu_longer_than_their_bytes():
     assert 10 * moved < drawn < 100 * moved
     drawn, moved = seconds(GPU)
     assert drawn == moved
+
+
+def test_a_power_that_is_a_square_or_a_cube_is_computed_by_vectors():
+    def power(exponent: float | None) -> int:
+        return scalar_operations(spec("Pow", [(4, 8), ()], (4, 8), T="float32", exponent=exponent))
+
+    assert power(2.0) == power(3.0) == power(0.5) == 0
+    assert power(None) == power(2.5) == 46 * 32
+
+
+BY_EIGEN = Kernels(by_eigen=frozenset({"float32"}))
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_slower"),
+    [
+        (spec("BatchMatMulV2", [(64, 32, 32), (64, 32, 32)], (64, 32, 32), BY_EIGEN, T="float32"), True),
+        (spec("BatchMatMulV2", [(64, 16, 32), (64, 32, 16)], (64, 16, 16), BY_EIGEN, T="float32"), False),
+        (spec("BatchMatMulV2", [(64, 32, 32), (64, 32, 32)], (64, 32, 32), BY_EIGEN, T="float64"), False),
+        (spec("BatchMatMulV2", [(64, 32, 32), (64, 32, 32)], (64, 32, 32), T="float32"), False),
+        (spec("MatMul", [(64, 32), (32, 32)], (64, 32), BY_EIGEN, T="float32"), False),
+        (spec("Transpose", [(4, 8, 8), (3,)], (4, 8, 8), BY_EIGEN, T="float32", perm=(0, 2, 1)), True),
+        (spec("Transpose", [(4, 8, 8), (3,)], (8, 4, 8), BY_EIGEN, T="float32", perm=(1, 0, 2)), False),
+    ],
+    ids=lambda each: each.type if isinstance(each, OpSpec) else "",
+)
+def test_what_takes_longer_by_eigen_than_by_onednn(operation: OpSpec, is_slower: bool):
+    assert (slowness(operation) > 1) is is_slower
+    assert slowness(dataclasses.replace(operation, kernels=dataclasses.replace(BY_EIGEN, compiled=True))) == 1

@@ -374,7 +374,8 @@ class _Builder:
             outputs=tuple(outputs),
             flops=costs.flops,
             bytes_moved=moved,
-            seconds=self._device.seconds(
+            seconds=costs.slowness
+            * self._device.seconds(
                 moved, costs.matrix_flops, costs.scalar_operations, reduces=operation.type in rules.REDUCTIONS
             ),
             workspace_bytes=costs.workspace_bytes,

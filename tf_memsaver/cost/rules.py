@@ -42,6 +42,11 @@ class OpSpec:
     attributes: Mapping[str, Any]
     kernels: Kernels = Kernels()
 
+    @property
+    def is_by_eigen(self) -> bool:
+        """Whether Eigen's kernel runs it, since oneDNN's are not taken for its type, and XLA does not compile it."""
+        return not self.kernels.compiled and self.attributes.get("T") in self.kernels.by_eigen
+
 
 VIEWS = frozenset(
     {
@@ -74,6 +79,9 @@ POOLS = {"MaxPoolGrad": "MaxPool", "MaxPool3DGrad": "MaxPool3D"}
 
 REDUCTIONS = frozenset({"ArgMax", "ArgMin", "BiasAddGrad", "Max", "Mean", "Min", "Prod", "Sum"})
 """Ops that read much and write little, at a lower rate."""
+
+_NORMALIZATIONS = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+"""In training they read a batch for its mean, for its variance and to normalise it (``fused_batch_norm_op.cc``)."""
 
 SUMS = frozenset({"Add", "AddN", "AddV2"})
 """Ops that add tensors up."""
@@ -137,6 +145,30 @@ They are its nanoseconds on two cores, times the six that these do in one (docs/
 vectors for the type, or make many steps of each number. Random ones take ten rounds (core/lib/random/philox_random.h).
 """
 
+BY_EIGEN: dict[str, float] = {
+    "AvgPool": 2,
+    "AvgPool3D": 3,
+    "BatchMatMul": 2.4,
+    "BatchMatMulV2": 2.4,
+    "BatchMatMulV3": 2.4,
+    "Conv2DBackpropInput": 1.5,
+    "Conv3D": 1.5,
+    "Conv3DBackpropFilterV2": 1.7,
+    "Conv3DBackpropInputV2": 3,
+    "DepthwiseConv2dNative": 2.3,
+    "DepthwiseConv2dNativeBackpropInput": 2.5,
+    "FusedBatchNormGradV3": 1.9,
+    "FusedBatchNormV3": 1.4,
+    "MaxPool3D": 3,
+    "Softmax": 1.6,
+    "Transpose": 2,
+}
+"""How many times as long Eigen's kernels take as oneDNN's, on the same two cores (docs/figures.md), from 1.4 on."""
+
+_SMALL = 128 * 128
+"""Matrices of a batch whose product takes no more multiplications are shared out among threads whole (``kMaxCostOuter
+Parallelism`` in ``matmul_op_impl.h``); of others one after the other is multiplied by all threads."""
+
 _OTHER_ELEMENTWISE = (0, 3, 2)
 """The same for elementwise ops that are not named: numbers of 16 bits take as long as those of 32."""
 
@@ -168,13 +200,34 @@ def flops(spec: OpSpec) -> int:
     return rule(spec) if is_known(spec) else 0
 
 
+_OTHERS_FOR_POWERS = (-1.0, -0.5, 0.5, 1.0, 2.0, 3.0)
+"""Constant exponents that graph optimisation has other operations for, such as squares (``ConvertPowStage``)."""
+
+
 def scalar_operations(spec: OpSpec) -> int:
     """Return the operations of one run of the op that its kernel does one number at a time; XLA has vectors for all."""
+    if spec.type == "Pow" and spec.attributes.get("exponent") in _OTHERS_FOR_POWERS:
+        return 0
     per_number = SCALAR_OPERATIONS.get(spec.type, _OTHER_ELEMENTWISE if spec.type in ELEMENTWISE else None)
     if per_number is None or spec.kernels.compiled:
         return 0
     dtype = spec.attributes.get("T")
     return per_number[_FLOATS.index(dtype) if dtype in _FLOATS else 0] * math.prod(spec.output_shapes[0])
+
+
+def slowness(spec: OpSpec) -> float:
+    """Return how many times as long a run of the op takes as its arithmetic and its bytes say."""
+    if not spec.is_by_eigen or not is_known(spec) or _suits_eigen(spec):
+        return 1.0
+    return BY_EIGEN.get(spec.type, 1.0)
+
+
+def _suits_eigen(spec: OpSpec) -> bool:
+    """Whether these are small matrices, of which each thread multiplies its own, or rows that move as they are."""
+    if spec.type == "Transpose":
+        order = spec.attributes.get("perm")
+        return order is None or order[-1] == len(order) - 1
+    return spec.type.startswith("BatchMatMul") and _matmul(spec) <= 2 * _SMALL * math.prod(spec.output_shapes[0][:-2])
 
 
 def is_known(spec: OpSpec) -> bool:
@@ -186,7 +239,10 @@ def bytes_moved(spec: OpSpec) -> int:
     """Return the bytes read and written by one run of the op; views and metadata readers move none."""
     if spec.type in VIEWS or spec.type in MULTI_VIEWS or spec.type in METADATA_READERS:
         return 0
-    return sum(spec.input_bytes) + sum(spec.output_bytes)
+    moved = sum(spec.input_bytes) + sum(spec.output_bytes)
+    if spec.attributes.get("is_training") and spec.type in _NORMALIZATIONS and not spec.kernels.compiled:
+        moved += 2 * spec.input_bytes[0]
+    return moved
 
 
 def _conv_forward(spec: OpSpec) -> int:

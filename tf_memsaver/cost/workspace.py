@@ -38,7 +38,7 @@ def _filter_gradient(spec: OpSpec) -> int:
     if spec.kernels.compiled:
         groups = groups_of_filter_gradient(spec)
         return 2 * groups * spec.output_bytes[0] if groups > 1 else 0
-    if not _is_by_eigen(spec):
+    if not spec.is_by_eigen:
         return 0
     image, work = _unfolded(spec, spec.output_shapes[0])
     return -(-_UNFOLDED_BYTES // work) * image
@@ -46,7 +46,7 @@ def _filter_gradient(spec: OpSpec) -> int:
 
 def _input_gradient(spec: OpSpec) -> int:
     """Return what the input gradient of a convolution takes in Eigen's kernel (``conv_grad_input_ops.cc``)."""
-    if spec.kernels.compiled or not _is_by_eigen(spec) or not spec.input_shapes[1]:
+    if not spec.is_by_eigen or not spec.input_shapes[1]:
         return 0
     image, work = _unfolded(spec, spec.input_shapes[1])
     one_by_one = spec.output_shapes[0][0] == 1 or work // spec.kernels.threads >= _WORTH_A_THREAD
@@ -59,7 +59,7 @@ def _volume_gradient(spec: OpSpec) -> int:
     It unfolds as many volumes at a time as fill the processor's last cache, though there may be fewer; the input
     gradient of a single volume unfolds that one.
     """
-    if spec.kernels.compiled or not _is_by_eigen(spec) or spec.attributes["T"] not in ("float32", "float64"):
+    if not spec.is_by_eigen or spec.attributes["T"] not in ("float32", "float64"):
         return 0
     is_of_filter = spec.type == "Conv3DBackpropFilterV2"
     kernel = spec.output_shapes[0] if is_of_filter else spec.input_shapes[1]
@@ -80,16 +80,12 @@ def _unfolded(spec: OpSpec, kernel: tuple[int, ...]) -> tuple[int, int]:
     return size * rows * columns, size * (rows * columns + rows * channels + columns * channels)
 
 
-def _is_by_eigen(spec: OpSpec) -> bool:
-    return spec.attributes.get("T") in spec.kernels.by_eigen
-
-
 def places_bytes(spec: OpSpec) -> int:
     """Return the bytes of the places of maxima, one for each, that oneDNN's pooling hands on to its gradient.
 
     (``mkl_layout_pass.cc``: ``MaxpoolGradRewrite`` takes its gradient where that reads what such a pooling made.)
     """
-    if spec.kernels.compiled or not spec.kernels.on_cpu or _is_by_eigen(spec) or not is_known(spec):
+    if spec.kernels.compiled or not spec.kernels.on_cpu or spec.is_by_eigen or not is_known(spec):
         return 0
     if spec.type in POOLS.values():
         return math.prod(spec.output_shapes[0])
@@ -106,7 +102,7 @@ def _pool_gradient(spec: OpSpec) -> int:
 
 def _product(spec: OpSpec) -> int:
     """Return the float32 copies that Eigen's products of 16-bit numbers make of all three (``matmul_op_impl.h``)."""
-    if spec.kernels.compiled or not _is_by_eigen(spec) or spec.attributes["T"] not in ("bfloat16", "float16"):
+    if not spec.is_by_eigen or spec.attributes["T"] not in ("bfloat16", "float16"):
         return 0
     return 2 * (sum(spec.input_bytes) + sum(spec.output_bytes))
 

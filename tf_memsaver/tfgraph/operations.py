@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import weakref
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -199,13 +201,18 @@ def kernels_here() -> rules.Kernels:
 
 def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> rules.OpSpec:
     """Return what the cost rules see of an operation, dimensions that are not known being ``free``."""
-    names = ("transpose_a", "adj_x", "equation", "strides", "padding", "explicit_paddings", "data_format")
+    names = "transpose_a adj_x equation strides padding explicit_paddings data_format is_training".split()
     known = operation.node_def.attr
     attributes = {name: operation.get_attr(name) for name in names if name in known}
     if isinstance(attributes.get("equation"), bytes):
         attributes["equation"] = attributes["equation"].decode()
     if operation.outputs:
         attributes["T"] = operation.outputs[0].dtype.name
+    if operation.type == "Transpose":
+        order = graphs.constant_value(operation.inputs[1])
+        attributes["perm"] = None if order is None else tuple(map(int, order))
+    if operation.type == "Pow":
+        attributes["exponent"] = _exponent(operation.inputs[1])
     if operation.type in rules.POOLS:
         maker = operation.inputs[1].op
         while maker.type in rules.VIEWS:
@@ -222,13 +229,27 @@ def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> 
     )
 
 
+def _exponent(tensor: Any) -> float | None:
+    """Return the number that all elements of a constant are, or of the difference of two; None for another tensor."""
+    parts = tensor.op.inputs if tensor.op.type == "Sub" else (tensor,)
+    values = [graphs.constant_value(part) for part in parts]
+    if any(value is None for value in values):
+        return None
+    numbers = np.unique(functools.reduce(np.subtract, values))
+    return float(numbers[0]) if numbers.size == 1 and numbers.dtype.kind != "c" else None
+
+
 class Costs(NamedTuple):
-    """FLOPs, those of them in matrix products, operations done one number at a time, and workspace bytes."""
+    """FLOPs, those of them in matrix products, operations done one number at a time, and workspace bytes.
+
+    ``slowness`` is how many times as long it takes as these and its bytes say (see ``rules.slowness``).
+    """
 
     flops: int = 0
     matrix_flops: int = 0
     scalar_operations: int = 0
     workspace_bytes: int = 0
+    slowness: float = 1.0
 
 
 def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
@@ -237,7 +258,8 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
     if not bodies:
         flops = rules.flops(spec)
         matrix_flops = flops if spec.type in rules.MATRIX_OPS else 0
-        return Costs(flops, matrix_flops, rules.scalar_operations(spec), workspace_bytes(spec))
+        scalar_operations = rules.scalar_operations(spec)
+        return Costs(flops, matrix_flops, scalar_operations, workspace_bytes(spec), rules.slowness(spec))
     kernels = spec.kernels
     if graphs.COMPILED_BY_XLA in operation.node_def.attr:
         kernels = dataclasses.replace(kernels, compiled=True)
@@ -248,8 +270,8 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
         for inner in inside:
             costs = costs_of(inner, spec_of(inner, kernels), body)
             flops += times * costs.flops
-            matrix_flops += times * costs.matrix_flops
-            scalar_operations += times * costs.scalar_operations
+            matrix_flops += round(times * costs.slowness * costs.matrix_flops)
+            scalar_operations += round(times * costs.slowness * costs.scalar_operations)
             workspace = max(workspace, costs.workspace_bytes)
     if operation.type not in FUNCTION_CALLS:
         # Calls are inlined; a loop or a branch has its tensors for itself, beside what it is given, keeps and returns.

@@ -84,13 +84,9 @@ def step_graph(model: Any, run: Callable[[], Any], *, on_gpu: bool = False) -> E
     traced_graphs_go_to(_note)
     traced: list[Any] = []
     _noted.append(traced)
-    running = context.context()
-    running.enable_run_metadata()
     try:
-        run()
-        graphs = list(running.export_run_metadata().function_graphs)
+        graphs = graphs_run(run)
     finally:
-        running.disable_run_metadata()
         _noted.remove(traced)
     written = [*model.variables, *slots_of(model), *model.metrics_variables]
     paths = {id(variable.value.handle): variable.path for variable in written}
@@ -103,6 +99,17 @@ def step_graph(model: Any, run: Callable[[], Any], *, on_gpu: bool = False) -> E
     largest = max(graphs, key=lambda each: len(each.post_optimization_graph.node))
     graph = _as_on_gpu(largest.pre_optimization_graph) if on_gpu else largest.post_optimization_graph
     return Expressions(graph, arguments)
+
+
+def graphs_run(run: Callable[[], Any]) -> list[Any]:
+    """Return the graphs of functions that ``run`` executes, each before and after graph optimisation."""
+    running = context.context()
+    running.enable_run_metadata()
+    try:
+        run()
+        return list(running.export_run_metadata().function_graphs)
+    finally:
+        running.disable_run_metadata()
 
 
 def _label(captured: Any, paths: dict[int, str]) -> str:
