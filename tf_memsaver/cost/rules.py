@@ -145,30 +145,6 @@ They are its nanoseconds on two cores, times the six that these do in one (docs/
 vectors for the type, or make many steps of each number. Random ones take ten rounds (core/lib/random/philox_random.h).
 """
 
-BY_EIGEN: dict[str, float] = {
-    "AvgPool": 2,
-    "AvgPool3D": 3,
-    "BatchMatMul": 2.4,
-    "BatchMatMulV2": 2.4,
-    "BatchMatMulV3": 2.4,
-    "Conv2DBackpropInput": 1.5,
-    "Conv3D": 1.5,
-    "Conv3DBackpropFilterV2": 1.7,
-    "Conv3DBackpropInputV2": 3,
-    "DepthwiseConv2dNative": 2.3,
-    "DepthwiseConv2dNativeBackpropInput": 2.5,
-    "FusedBatchNormGradV3": 1.9,
-    "FusedBatchNormV3": 1.4,
-    "MaxPool3D": 3,
-    "Softmax": 1.6,
-    "Transpose": 2,
-}
-"""How many times as long Eigen's kernels take as oneDNN's, on the same two cores (docs/figures.md), from 1.4 on."""
-
-_SMALL = 128 * 128
-"""Matrices of a batch whose product takes no more multiplications are shared out among threads whole (``kMaxCostOuter
-Parallelism`` in ``matmul_op_impl.h``); of others one after the other is multiplied by all threads."""
-
 _OTHER_ELEMENTWISE = (0, 3, 2)
 """The same for elementwise ops that are not named: numbers of 16 bits take as long as those of 32."""
 
@@ -206,13 +182,38 @@ _OTHERS_FOR_POWERS = (-1.0, -0.5, 0.5, 1.0, 2.0, 3.0)
 
 def scalar_operations(spec: OpSpec) -> int:
     """Return the operations of one run of the op that its kernel does one number at a time; XLA has vectors for all."""
-    if spec.type == "Pow" and spec.attributes.get("exponent") in _OTHERS_FOR_POWERS:
-        return 0
     per_number = SCALAR_OPERATIONS.get(spec.type, _OTHER_ELEMENTWISE if spec.type in ELEMENTWISE else None)
+    if spec.type == "Pow" and spec.attributes.get("exponent") in _OTHERS_FOR_POWERS:
+        per_number = _OTHER_ELEMENTWISE
     if per_number is None or spec.kernels.compiled:
         return 0
     dtype = spec.attributes.get("T")
     return per_number[_FLOATS.index(dtype) if dtype in _FLOATS else 0] * math.prod(spec.output_shapes[0])
+
+
+BY_EIGEN: dict[str, float] = {
+    "AvgPool": 2,
+    "AvgPool3D": 3,
+    "BatchMatMul": 2.4,
+    "BatchMatMulV2": 2.4,
+    "BatchMatMulV3": 2.4,
+    "Conv2DBackpropInput": 1.5,
+    "Conv3D": 1.5,
+    "Conv3DBackpropFilterV2": 1.7,
+    "Conv3DBackpropInputV2": 3,
+    "DepthwiseConv2dNative": 2.3,
+    "DepthwiseConv2dNativeBackpropInput": 2.5,
+    "FusedBatchNormGradV3": 1.9,
+    "FusedBatchNormV3": 1.4,
+    "MaxPool3D": 3,
+    "Softmax": 1.6,
+    "Transpose": 2,
+}
+"""How many times as long Eigen's kernels take as oneDNN's, on the same two cores (docs/figures.md), from 1.4 on."""
+
+_SMALL = 128 * 128
+"""Matrices of a batch are shared out among threads where a product takes no more multiplications; otherwise all threads
+multiply one after the other (``matmul_op_impl.h: LaunchBatchMatMul``)."""
 
 
 def slowness(spec: OpSpec) -> float:
