@@ -22,6 +22,7 @@ from tf_memsaver.runtime.order import _ordered, _touched
 from tools.conformance.small_models import autoencoder
 from tools.shared.processes import run_code
 from tools.shared.records import array_of
+from tools.shared.training import assert_fit_alike
 
 X = tf.constant(np.random.default_rng(0).standard_normal((8, 16)).astype("float32"))
 
@@ -244,6 +245,32 @@ def test_large_kernels_come_one_after_another() -> None:
     assert len(before) >= 9
     for one, comes_after in before:
         assert all(one is other or other.name in comes_after or one.name in those for other, those in before)
+
+
+def test_a_scaled_softmax_is_not_copied_before_its_gradient_is_there() -> None:
+    # Graph optimisation multiplies the softmax by the scale of its scores, and the gradient by that.
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((96, 48))
+    x = layers.Dense(48)(inputs)
+    for _ in range(3):
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 12)(x, x)])
+    plain = keras.Model(inputs, layers.Dense(2)(x))
+    plain.compile("sgd", "mse", jit_compile=False)
+    model = optimized_between_cuts(plain, batch_size=16)
+
+    @tf.function(autograph=False)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True) ** 2)
+        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, model.trainable_variables)]
+
+    graph = step.get_concrete_function(tf.TensorSpec((None, 96, 48))).graph
+    held = [each for each in graph.get_operations() if "held_back" in each.name]
+    assert len(held) == 3 and all(each.inputs[0].op.type == "Softmax" for each in held)
+    assert all(is_backward(before) for each in held for before in each.control_inputs)
+    rng = np.random.default_rng(0)
+    images, targets = rng.normal(size=(40, 96, 48)).astype("float32"), rng.normal(size=(40, 96, 2)).astype("float32")
+    assert_fit_alike(plain, model, images, targets, batch_size=16)
 
 
 @pytest.mark.usefixtures("one_by_one")

@@ -11,13 +11,14 @@ comes of the first run, and not of the replay's factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_memsaver.parity.control import is_backward
 from tf_memsaver.parity.grappler import CONSTANTS_MOVE_THROUGH
-from tf_memsaver.parity.readers import source_of
+from tf_memsaver.parity.readers import readers_among, source_of
 
 _PRODUCTS, _ = CONSTANTS_MOVE_THROUGH
 
@@ -36,6 +37,30 @@ def factors_with_constants(replayed: Sequence[Any]) -> list[tf.Tensor]:
         for factor in operation.inputs
         if id(factor.op) in here and _has_constant(source_of(factor).op)
     ]
+
+
+def made_early(backward: Sequence[Any]) -> Iterator[tuple[Any, int, Any]]:
+    """Yield products of a backward pass that would not wait for it: the product, which factor is early, and a wait.
+
+    Of three factors, a gradient, an activation and a constant, graph optimisation multiplies the last two first. So a
+    copy of the activation is made as soon as that is there, and lies in memory until the gradient arrives. A scaled
+    softmax is such an activation, as in Keras's attention without dropout, and the base of a power. The wait is an
+    operation that comes before the gradient.
+    """
+    here, readers = {id(operation) for operation in backward}, readers_among(backward)
+
+    def is_scaled(operation: Any) -> bool:
+        return operation.type in _PRODUCTS and any(each.op.type == "Const" for each in operation.inputs)
+
+    for product in (each for each in backward if each.type == "Mul"):
+        after = readers.get(id(product.outputs[0]), [])
+        for place, gradient in enumerate(reversed(product.inputs)):
+            activation = product.inputs[place]
+            if id(gradient.op) not in here or is_backward(activation.op) or activation.op.type == "Const":
+                continue
+            before = [each.op for each in gradient.op.inputs if id(each.op) in here and each.op.type not in _PRODUCTS]
+            if before and (is_scaled(gradient.op) or (len(after) == 1 and is_scaled(after[0]))):
+                yield product, place, before[0]
 
 
 def _has_constant(operation: Any) -> bool:

@@ -24,7 +24,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_memsaver.compat.gradients import backward_passes_go_to
-from tf_memsaver.compat.graphs import is_compiled_by_xla, led_to, run_steps_in_turn, traced_graphs_go_to, wait_for
+from tf_memsaver.compat.graphs import (
+    is_compiled_by_xla,
+    led_to,
+    read_instead,
+    run_steps_in_turn,
+    traced_graphs_go_to,
+    wait_for,
+)
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.cost.workspace import workspace_bytes
 from tf_memsaver.parity.buffers import buffer_of
@@ -33,6 +40,7 @@ from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import is_gate
 from tf_memsaver.parity.gradients import is_ready
 from tf_memsaver.parity.grappler import REORDERED_BY_SIZE
+from tf_memsaver.parity.products import made_early
 from tf_memsaver.runtime.groups import Groups, Profile
 from tf_memsaver.runtime.starts import hold_start, take_turns
 from tf_memsaver.runtime.updates import hold_updates, update_in_place
@@ -158,6 +166,9 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     place = {id(each): number for number, each in enumerate(added)}
     for loop in filter(is_loop, alive):
         run_steps_in_turn(loop)
+    for product, place_of_activation, before in made_early(alive):
+        if _touched(product, ordered.batch_size, kernels) >= _LEAST_BYTES:
+            _hold_back(product, place_of_activation, before)
     held = held_in_order(alive, ordered.gates | ordered.ends)
     # A gradient that comes before what was traced before it has that one's place.
     places = np.minimum.accumulate([start + place[id(each)] for each, _ in reversed(held)])[::-1].tolist()
@@ -227,6 +238,15 @@ def _finish(graph: Any, run: Sequence[Any]) -> None:
             # The forward passes of later tapes wait as they are traced (``in_turn``).
             take_turns(forward, is_large)
         hold_start(graph.get_operation_by_name(name), forward, is_large)
+
+
+def _hold_back(operation: Any, place: int, before: Any) -> None:
+    """Let an operation read the input at a place when another operation is over.
+
+    The operation itself must not wait: a constant would not move through it as in the plain step.
+    """
+    with operation.graph.as_default(), tf.device(operation.device), tf.control_dependencies([before]):
+        read_instead(operation, place, tf.identity(operation.inputs[place], name=f"{operation.name}/held_back"))
 
 
 def _wait(operation: Any, names: Iterable[str]) -> None:
