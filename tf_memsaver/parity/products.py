@@ -17,10 +17,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.parity.control import is_backward
-from tf_memsaver.parity.grappler import CONSTANTS_MOVE_THROUGH
+from tf_memsaver.parity.grappler import CONSTANTS_MOVE_THROUGH, SUMS
 from tf_memsaver.parity.readers import readers_among, source_of
 
 _PRODUCTS, _ = CONSTANTS_MOVE_THROUGH
+_JOINED = _PRODUCTS | SUMS
+"""What graph optimisation may join with others of its kind, unless something waits for it."""
 
 
 def factors_with_constants(replayed: Sequence[Any]) -> list[tf.Tensor]:
@@ -58,7 +60,7 @@ def made_early(backward: Sequence[Any]) -> Iterator[tuple[Any, int, Any]]:
             activation = product.inputs[place]
             if id(gradient.op) not in here or is_backward(activation.op) or activation.op.type == "Const":
                 continue
-            before = [each.op for each in gradient.op.inputs if id(each.op) in here and each.op.type not in _PRODUCTS]
+            before = [each.op for each in gradient.op.inputs if id(each.op) in here and each.op.type not in _JOINED]
             if before and (is_scaled(gradient.op) or (len(after) == 1 and is_scaled(after[0]))):
                 yield product, place, before[0]
 

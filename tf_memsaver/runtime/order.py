@@ -44,7 +44,7 @@ from tf_memsaver.parity.products import made_early
 from tf_memsaver.runtime.groups import Groups, Profile
 from tf_memsaver.runtime.starts import hold_start, take_turns
 from tf_memsaver.runtime.updates import hold_updates, update_in_place
-from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of
+from tf_memsaver.tfgraph.operations import is_loop, kernels_here, spec_of, tensor_bytes
 
 _LEAST_BYTES = 1 << 18
 """What is smaller decides no peak."""
@@ -166,9 +166,9 @@ def _put_in_order(graph: Any, start: int, gradients: Sequence[tf.Tensor]) -> Non
     place = {id(each): number for number, each in enumerate(added)}
     for loop in filter(is_loop, alive):
         run_steps_in_turn(loop)
-    for product, place_of_activation, before in made_early(alive):
-        if _touched(product, ordered.batch_size, kernels) >= _LEAST_BYTES:
-            _hold_back(product, place_of_activation, before)
+    for product, early, before in made_early(alive):
+        if tensor_bytes(product.inputs[early], ordered.batch_size) >= _LEAST_BYTES:
+            _hold_back(product, early, before)
     held = held_in_order(alive, ordered.gates | ordered.ends)
     # A gradient that comes before what was traced before it has that one's place.
     places = np.minimum.accumulate([start + place[id(each)] for each, _ in reversed(held)])[::-1].tolist()
