@@ -93,7 +93,7 @@ def step_graph(model: Any, run: Callable[[], Any], *, on_gpu: bool = False) -> E
     # Functions inside, which are traced to their ends before, have the same names for other variables.
     arguments = {
         inside.op.get_attr(_ARGUMENT).decode(): _label(outside, paths)
-        for outside, inside in traced[-1].captures
+        for outside, inside in max(reversed(traced), key=lambda graph: _count(graph, paths)).captures
         if _ARGUMENT in inside.op.node_def.attr
     }
     largest = max(graphs, key=lambda each: len(each.post_optimization_graph.node))
@@ -110,6 +110,11 @@ def graphs_run(run: Callable[[], Any]) -> list[Any]:
         return list(running.export_run_metadata().function_graphs)
     finally:
         running.disable_run_metadata()
+
+
+def _count(graph: Any, paths: dict[int, str]) -> int:
+    """Return how many of a model's variables a graph captures: another one may be traced after that of the step."""
+    return sum(id(outside) in paths for outside, _ in graph.captures)
 
 
 def _label(captured: Any, paths: dict[int, str]) -> str:
