@@ -1,4 +1,4 @@
-"""Products through which a constant moves: in a replay, their gradients begin when the factors are there.
+"""Products through which a constant moves: when their gradients begin in a replay, and what is multiplied early.
 
 Graph optimisation moves a constant from one factor of a product to another, unless the operation waits for something
 (``grappler/optimizers/constant_folding.cc: ConstantPushDown``, ``arithmetic_optimizer.cc: MinimizeBroadcasts``). Where

@@ -2,7 +2,7 @@
 
 Prints a line for each type of operation in ``cost/rules.py: BY_EIGEN``: how many times as long it takes without oneDNN,
 for several shapes, and in brackets what the table has. Both run in turns, in processes of their own, on an idle
-machine; of twelve runs the first quartile counts, of two turns the lesser. Two minutes on two cores.
+machine; of twelve runs the first quartile counts, of two turns the lesser. A minute on two cores.
 """
 
 from __future__ import annotations
