@@ -18,9 +18,12 @@ from tf_memsaver.parity.grappler import (
     ELEMENT_BY_ELEMENT,
     KEPT_IDENTITY,
     KERNEL_GRADIENTS,
+    MERGING_SHAPES,
     PASSED_STRAIGHT,
     RANKS_WITH_LAYOUTS,
+    READS_INPUT,
     READS_OUTPUT,
+    SHAPED_LIKE_FIRST,
 )
 from tf_memsaver.parity.names import plain_name
 from tf_memsaver.parity.symbols import makes_symbols, symbol_of
@@ -31,7 +34,10 @@ _ARRIVED, READY, _TERM = "arrived", "ready", "term"
 """Names of the copies of gradients that enter and leave a replay, and of tensors that pass under another name."""
 _COPY = re.compile(rf"/({_ARRIVED}|{READY}|{_TERM})(_\d+)?$")
 
-_PRODUCT_GRADIENTS = (ELEMENT_BY_ELEMENT - ADDITIONS | READS_OUTPUT) - KERNEL_GRADIENTS
+_GRADIENT_FACTORS = (READS_INPUT | READS_OUTPUT) - KERNEL_GRADIENTS
+"""Operations whose gradient is a product of the one that arrives and what is computed of their operand or result."""
+
+_PRODUCT_GRADIENTS = ELEMENT_BY_ELEMENT - ADDITIONS - KERNEL_GRADIENTS | _GRADIENT_FACTORS
 """Operations whose gradient is a product of the one that arrives and others."""
 
 RENAMED = ("IdentityN", "Placeholder")
@@ -57,6 +63,11 @@ def maker_of(tensor: tf.Tensor) -> tf.Operation:
         else:
             source = _before_addition(tensor) if _is_of_sum(operation) else _before_reshapes(tensor)
     return tensor.op
+
+
+def before_additions(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the gradient that those of additions passed on unchanged, or the one that is given if there are none."""
+    return _before_additions(tensor)[0]
 
 
 def _before_additions(tensor: tf.Tensor) -> tuple[tf.Tensor, list[tf.Operation]]:
@@ -96,14 +107,21 @@ def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 def under_plain_name(
-    gate: tf.Tensor | None, held: bool, name: str, gradient: tf.Tensor, output: tf.Tensor, *, one_of_several: bool
+    gate: tf.Tensor | None,
+    held: bool,
+    name: str,
+    gradient: tf.Tensor,
+    output: tf.Tensor,
+    view: Callable[[tf.Tensor], tf.Tensor],
+    *,
+    one_of_several: bool,
 ) -> tf.Tensor:
     """Return the gradient that arrived for a replayed output, under its name in the plain step where that matters.
 
     It becomes a term of a sum or a factor of a product, which are sorted by name. And operations of gradients wait for
     it, as the sigmoid does that the gradient of silu computes: that keeps graph optimisation from taking them for the
     same ones of the forward pass. All that is replayed waits for the gradient as it arrived, by the gate, but not for
-    its copy. A kernel gets the gradient as it is, unless that is ``held`` by the gate.
+    its copy. A kernel gets the gradient as it is, unless that is ``held`` by the gate. What reads it reads a ``view``.
 
     What is ``one_of_several`` terms keeps its buffer: a sum starts with the first of its terms whose buffer nobody else
     has (``aggregate_ops.cc: AddNOp``). Two of them may share one, as where a branch adds what is added to its result,
@@ -111,12 +129,12 @@ def under_plain_name(
     """
     # An output that the replay itself reads, too, gets a sum.
     if gate is None or not (held or output.consumers() or not _goes_to_a_kernel(output)):
-        return gradient
+        return view(gradient)
     own_name = name if gradient.op.type == "Placeholder" else None
     if one_of_several and not held and not has_layout(gradient):
         with tf.control_dependencies([gate]):
-            return _copied(gradient, lambda each: kept(each, _ARRIVED), own_name)
-    return _copied(gradient, lambda each: after(gate, each, _ARRIVED), own_name)
+            return _copied(gradient, lambda each: kept(each, _ARRIVED), own_name, view)
+    return _copied(gradient, lambda each: after(gate, each, _ARRIVED), own_name, view)
 
 
 def released(gate: tf.Tensor | None, gradient: tf.Tensor) -> tf.Tensor:
@@ -127,22 +145,30 @@ def released(gate: tf.Tensor | None, gradient: tf.Tensor) -> tf.Tensor:
     return _copied(gradient, lambda each: after(gate, each, READY))
 
 
-def _copied(gradient: tf.Tensor, copied: Callable[[tf.Tensor], tf.Tensor], name: str | None = None) -> tf.Tensor:
-    """Return a gradient as an operation with its name in the plain step, or with another one; ``copied`` makes it.
+def _copied(
+    gradient: tf.Tensor,
+    copied: Callable[[tf.Tensor], tf.Tensor],
+    name: str | None = None,
+    view: Callable[[tf.Tensor], tf.Tensor] = lambda tensor: tensor,
+) -> tf.Tensor:
+    """Return a ``view`` of a gradient, as an operation with its name in the plain step, or with another one.
 
-    Where graph optimisation cannot tell that an addition's operands are of one shape, it keeps what sums their
-    gradients up to their shapes, and its names. So what is copied is the gradient before that, which has its own sizes,
-    and these operations, which change nothing, follow it.
+    ``copied`` makes the operation. Where graph optimisation cannot tell that an addition's operands are of one shape,
+    it keeps what sums their gradients up to their shapes, and its names. So what is copied is the gradient before that,
+    which has its own sizes, and these operations, which change nothing, follow it.
     """
     source, ends = (gradient, []) if name is not None else _before_additions(gradient)
     with tf.name_scope(f"{name or maker_of(source).name}/"):
         copy = copied(source)
+    seen = view(copy)
+    gradient = seen
     for reshape in ends:
         total = reshape.inputs[0].op
         with tf.name_scope(f"{reshape.name.rpartition('/')[0]}/"):
-            copy = tf.raw_ops.Sum(input=copy, axis=total.inputs[1], name=total.name.rpartition("/")[2])
-            copy = tf.reshape(copy, reshape.inputs[1], name=reshape.name.rpartition("/")[2])
-    return copy
+            gradient = tf.raw_ops.Sum(input=gradient, axis=total.inputs[1], name=total.name.rpartition("/")[2])
+            shape = reshape.inputs[1] if seen is copy else tf.shape(seen)
+            gradient = tf.reshape(gradient, shape, name=reshape.name.rpartition("/")[2])
+    return gradient
 
 
 def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
@@ -184,8 +210,8 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
         is_later = place_of(tensor.op) >= start and not (tensor.dtype != tf.variant and tensor.shape.is_fully_defined())
         sources = _sources_of_sizes(tensor) if is_later else ()
         unknown = [each for each in sources if id(each) not in own]
-        # A sum tells graph optimisation that the sizes of its terms are equal: one that is known is enough.
-        decides = tensor.op.type != "AddN"
+        # Where graph optimisation is told that sizes are equal, one that is known is enough.
+        decides = tensor.op.type not in MERGING_SHAPES
         if is_later and (makes_symbols(tensor.op) or _is_losses(tensor)):
             own[id(tensor)] = True
         elif any(own.get(id(each)) is decides for each in sources):
@@ -207,7 +233,7 @@ def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
     operation = tensor.op
     if operation.type == "IdentityN":
         return (operation.inputs[tensor.value_index],)
-    if operation.type in CROSSENTROPIES:
+    if operation.type in CROSSENTROPIES | SHAPED_LIKE_FIRST:
         return (operation.inputs[0],)
     if operation.type == "Reshape":
         given, alike = operation.inputs[0], operation.inputs[1].op
@@ -236,7 +262,7 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
     """Return an operand of the product that an output was made of, element by element, if that is one of products.
 
     The gradient of such a product has three factors and more, and reads that operand, its shape, too. So does what has
-    such a gradient by itself, as a ``Softmax``, which is returned.
+    such a gradient by itself, as a power, whose operand is returned, or a ``Softmax``, which is returned itself.
     """
     if output.shape.rank is None or output.shape.is_fully_defined():
         return None
@@ -247,6 +273,8 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
             for each in tensor.op.inputs
             if each.dtype == tensor.dtype and each.shape.rank and each.shape.as_list() == output.shape.as_list()
         ]
+        if len(whole) == 1 and tensor.op.type in _GRADIENT_FACTORS:
+            return whole[0]
         if len(whole) == 1:
             tensor = whole[0]
             continue

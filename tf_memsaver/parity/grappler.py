@@ -199,6 +199,12 @@ OF_SIZES_OF_THEIR_OWN = frozenset({"BatchToSpaceND", "SpaceToBatchND"})
 They are around a dilated convolution, so that its gradient has a symbol of its own (``core/ops/array_ops.cc``).
 """
 
+MERGING_SHAPES = frozenset("AddN EluGrad LeakyReluGrad Relu6Grad ReluGrad SeluGrad SoftplusGrad SoftsignGrad".split())
+"""Operations whose operands have one shape: each has the symbols of the others (``MergeBothInputsShapeFn``)."""
+
+SHAPED_LIKE_FIRST = frozenset("InvGrad ReciprocalGrad RsqrtGrad SigmoidGrad SqrtGrad TanhGrad".split())
+"""Operations of two operands whose result has the shape of the first, whatever the other has (``UnchangedShape``)."""
+
 CROSSENTROPIES = frozenset({"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
 """Operations that make the losses, and their gradient for the logits.
 

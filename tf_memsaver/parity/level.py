@@ -172,9 +172,13 @@ class Parity:
 
         The plain step calls it by a name. If it is ``held``, it waits for the gate, whatever reads it.
         """
-        if Rule.ARRIVING_NAMES in self.rules:
-            gradient = gradients.under_plain_name(gate, held, name, gradient, output, one_of_several=one_of_several)
-        return gradients.of_shape(gradient, output, first) if Rule.ARRIVING_SHAPES in self.rules else gradient
+
+        def view(gradient: tf.Tensor) -> tf.Tensor:
+            return gradients.of_shape(gradient, output, first) if Rule.ARRIVING_SHAPES in self.rules else gradient
+
+        if Rule.ARRIVING_NAMES not in self.rules:
+            return view(gradient)
+        return gradients.under_plain_name(gate, held, name, gradient, output, view, one_of_several=one_of_several)
 
     # What leaves a replay -----------------------------------------------------------------------------------------
 

@@ -246,7 +246,8 @@ def _hold_back(operation: Any, place: int, before: Any) -> None:
     The operation itself must not wait: a constant would not move through it as in the plain step.
     """
     with operation.graph.as_default(), tf.device(operation.device), tf.control_dependencies([before]):
-        read_instead(operation, place, tf.identity(operation.inputs[place], name=f"{operation.name}/held_back"))
+        held = operation.inputs[place]
+        read_instead(operation, place, tf.identity(held, name=f"{held.op.name}/held_back"))
 
 
 def _wait(operation: Any, names: Iterable[str]) -> None:

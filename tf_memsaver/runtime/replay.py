@@ -17,7 +17,7 @@ from tf_memsaver.cost.rules import FILTER_GRADIENTS
 from tf_memsaver.parity.control import is_kernel, waited_for
 from tf_memsaver.parity.extra_readers import needed_for
 from tf_memsaver.parity.gates import Gates, after
-from tf_memsaver.parity.gradients import READY
+from tf_memsaver.parity.gradients import READY, before_additions
 from tf_memsaver.parity.grappler import FUNCTION_SCOPE
 from tf_memsaver.parity.level import Parity
 from tf_memsaver.parity.sizes import free_sizes
@@ -75,7 +75,10 @@ def replay_in_graph(first: FirstRun, arrived: Arrived, shared: Shared) -> Gradie
     """Trace what ``replay_eagerly`` does, so that nothing of it starts before the gradients have arrived."""
     function, graph = first.function, tf.compat.v1.get_default_graph()
     gates, parity = shared.gates, shared.parity
-    gate = gates.gate([gates.first_elements([*itertools.chain(*arrived.values())]), *first.read])
+    # Graph optimisation goes back from the last input first: along the gradients, to the first run's own operations
+    # before those that are only read there (``FirstRunReads.squares_of_cubes``).
+    waited = {id(each): each for each in map(before_additions, itertools.chain(*arrived.values()))}
+    gate = gates.gate([*first.read, gates.first_elements([*waited.values()])])
     with tf.control_dependencies([gate]), tf.GradientTape(watch_accessed_variables=False) as tape:
         inputs = [parity.entering(gate, tensor, function.forward_first) for tensor in first.inputs]
         # Where terms leave this segment one by one, they leave those inside so.
@@ -177,7 +180,7 @@ def _released(
     smallest = _smallest({place: found[place] for place in waiting}, inputs)
     released: list[tf.Tensor | None] = list(gradients)
     order = {id(each): number for number, each in enumerate(added)}
-    with tf.control_dependencies([waited_for(found[place].op, order) for place in waiting]):
+    with tf.control_dependencies([waited_for(before_additions(found[place]).op, order) for place in waiting]):
         for place in waiting:
             is_early = place >= inputs and place != smallest and early[place - inputs]
             if not (is_early and is_kernel(found[place])):
