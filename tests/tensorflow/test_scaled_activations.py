@@ -40,6 +40,10 @@ def bell_and_gate(x: Any) -> Any:
     return 0.4 * ops.exp(-ops.square(x) * 0.5) + 0.2 * ops.sigmoid(1.5 * ops.silu(x)) * x
 
 
+def lifted_gelu(x: Any) -> Any:
+    return ops.gelu(x + ops.exp(-0.3 * x), approximate=False)
+
+
 def wave(x: Any) -> Any:
     return 0.3 * ops.square(x) + 0.7 * ops.sin(x) * x
 
@@ -48,6 +52,7 @@ MIXES = {
     "powers and gates": (cube_and_tanh, sigmoid_gate),
     "logarithms": (soft_ramp, sigmoid_gate),
     "error functions": (scaled_gelu, wave),
+    "gelu of a sum": (lifted_gelu,),
     "bells": (bell_and_gate, cube_and_tanh),
 }
 

@@ -202,13 +202,14 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
     """
     if _read_by_products(first) is None:
         return False
+    at_once = _is_factor_at_once(first)
     start = place_of(first.op) if first.graph is gradient.graph else 0
     own: dict[int, bool] = {}
     pending = [gradient]
     while pending:
         tensor = pending[-1]
         is_later = place_of(tensor.op) >= start and not (tensor.dtype != tf.variant and tensor.shape.is_fully_defined())
-        sources = _sources_of_sizes(tensor) if is_later else ()
+        sources = _sources_of_sizes(tensor, at_once) if is_later else ()
         unknown = [each for each in sources if id(each) not in own]
         # Where graph optimisation is told that sizes are equal, one that is known is enough.
         decides = tensor.op.type not in MERGING_SHAPES
@@ -225,10 +226,11 @@ def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:
     return own[id(gradient)]
 
 
-def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+def _sources_of_sizes(tensor: tf.Tensor, at_once: bool) -> Sequence[tf.Tensor]:
     """Return what a tensor has its sizes from; for what is given a shape that is nothing, but for a ``Reshape``.
 
-    That has them from its input, which it may hand on as it is, and from what is to have the same shape.
+    That has them from what is to have the same shape, and, unless that counts ``at_once``, from its input, since it is
+    taken out if it may hand that on as it is.
     """
     operation = tensor.op
     if operation.type == "IdentityN":
@@ -238,7 +240,7 @@ def _sources_of_sizes(tensor: tf.Tensor) -> Sequence[tf.Tensor]:
     if operation.type == "Reshape":
         given, alike = operation.inputs[0], operation.inputs[1].op
         taken = tuple(alike.inputs) if alike.type == "Shape" else ()
-        return taken if taken and _is_summed_over_batches(given) else (given, *taken)
+        return taken if taken and (at_once or _is_summed_over_batches(given)) else (given, *taken)
     return () if any(map(is_of_shapes, operation.inputs)) else tuple(operation.inputs)
 
 
@@ -268,11 +270,7 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
         return None
     tensor = output
     while tensor.op.type in ELEMENT_BY_ELEMENT:
-        whole = [
-            each
-            for each in tensor.op.inputs
-            if each.dtype == tensor.dtype and each.shape.rank and each.shape.as_list() == output.shape.as_list()
-        ]
+        whole = _operands_of_its_shape(tensor)
         if len(whole) == 1 and tensor.op.type in _GRADIENT_FACTORS:
             return whole[0]
         if len(whole) == 1:
@@ -282,6 +280,30 @@ def _read_by_products(output: tf.Tensor) -> tf.Tensor | None:
         is_product = whole and tensor.op.type not in ADDITIONS
         return whole[0] if is_product and any(each.op.type in ELEMENT_BY_ELEMENT for each in whole) else None
     return tensor if tensor.op.type in _PRODUCT_GRADIENTS else None
+
+
+def _is_factor_at_once(output: tf.Tensor) -> bool:
+    """Whether a gradient is a factor in the first round of graph optimisation, before any ``Reshape`` is taken out.
+
+    That of what has one operand is, as a power, also if constants scale it: gradients of other products end with one.
+    """
+    tensor, whole = output, [output]
+    while len(whole) == 1:
+        tensor = whole[0]
+        if tensor.op.type in _GRADIENT_FACTORS:
+            return True
+        whole = _operands_of_its_shape(tensor) if tensor.op.type in ELEMENT_BY_ELEMENT else []
+    return False
+
+
+def _operands_of_its_shape(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Return those operands of an operation on elements that have the shape of what it makes."""
+    shape = tensor.shape.as_list()
+    return [
+        each
+        for each in tensor.op.inputs
+        if each.dtype == tensor.dtype and each.shape.rank and each.shape.as_list() == shape
+    ]
 
 
 def _factor_in_einsum(output: tf.Tensor) -> tf.Tensor | None:
