@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 import tf_memsaver
@@ -81,3 +82,22 @@ def test_scaled_activations_train_alike_with_a_smaller_last_batch(name: str, how
     generator = np.random.default_rng(0)
     x, y = (generator.standard_normal((40, 64, size)).astype("float32") for size in (48, 4))
     assert_fit_alike(model, optimized, x, y, batch_size=16)
+
+
+@pytest.mark.parametrize("batch_size", [None, 16])
+@pytest.mark.parametrize("name", MIXES)
+def test_a_scaled_activation_is_not_copied_before_its_gradient_is_there(name: str, batch_size: int | None) -> None:
+    # With an open batch, a sum to the shape of the activation is between the products.
+    model = optimized_between_cuts(mixer(MIXES[name]), batch_size=16)
+
+    @tf.function(autograph=False)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True) ** 2)
+        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, model.trainable_variables)]
+
+    graph = step.get_concrete_function(tf.TensorSpec((batch_size, 64, 48))).graph
+    held = [each for each in graph.get_operations() if "held_back" in each.name]
+    assert held
+    assert all(before.type != "Const" for each in held for before in each.control_inputs)
+    assert all(each.name.startswith(each.inputs[0].op.name) for each in held)

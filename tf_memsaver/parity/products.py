@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.parity.control import is_backward
+from tf_memsaver.parity.gradients import before_additions
 from tf_memsaver.parity.grappler import CONSTANTS_MOVE_THROUGH, SUMS
 from tf_memsaver.parity.readers import readers_among, source_of
 
@@ -54,13 +55,24 @@ def made_early(backward: Sequence[Any]) -> Iterator[tuple[Any, int, Any]]:
     def is_scaled(operation: Any) -> bool:
         return operation.type in _PRODUCTS and any(each.op.type == "Const" for each in operation.inputs)
 
-    for product in (each for each in backward if each.type == "Mul"):
+    def after_sums(product: Any) -> list[Any]:
+        # Where sizes are not known, a gradient is summed up to its shape, and that is taken out as it has it already.
         after = readers.get(id(product.outputs[0]), [])
-        for place, gradient in enumerate(reversed(product.inputs)):
-            activation = product.inputs[place]
+        while len(after) == 1 and after[0].type in ("Sum", "Reshape"):
+            after = readers.get(id(after[0].outputs[0]), [])
+        return after
+
+    for product in (each for each in backward if each.type == "Mul"):
+        after = after_sums(product)
+        for place, passed in enumerate(reversed(product.inputs)):
+            activation, gradient = product.inputs[place], before_additions(passed)
             if id(gradient.op) not in here or is_backward(activation.op) or activation.op.type == "Const":
                 continue
-            before = [each.op for each in gradient.op.inputs if id(each.op) in here and each.op.type not in _JOINED]
+            before = [
+                each.op
+                for each in gradient.op.inputs
+                if id(each.op) in here and each.op.type not in _JOINED and each.op.type != "Const"
+            ]
             if before and (is_scaled(gradient.op) or (len(after) == 1 and is_scaled(after[0]))):
                 yield product, place, before[0]
 
