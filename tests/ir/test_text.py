@@ -56,10 +56,10 @@ def test_what_was_chosen_is_part_of_the_form():
     assert parse(dump(graph)) == graph
 
 
-def test_lists_of_tensors_and_loops_that_race_come_back():
+def test_lists_of_tensors_loops_that_race_and_copies_come_back():
     graph = parse(GOLDEN)
     values = tuple(dataclasses.replace(each, parts=1 + each.index) for each in graph.values)
-    ops = tuple(dataclasses.replace(each, racing_bytes=each.index) for each in graph.ops)
+    ops = tuple(dataclasses.replace(each, racing_bytes=each.index, scaled=each.inputs[:1]) for each in graph.ops)
     graph = dataclasses.replace(graph, values=values, ops=ops)
     assert parse(dump(graph)) == graph != parse(GOLDEN)
 

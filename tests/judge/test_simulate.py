@@ -319,6 +319,24 @@ def test_what_a_loop_takes_besides_counts_where_several_threads_run_what_is_read
     assert peaks("GPU", more) == peaks("GPU", 0)
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_the_plain_step_has_a_copy_of_what_a_constant_scales_and_a_plan_has_none(others: bool):
+    def peaks(scaled: bool) -> tuple[int, int]:
+        graph = chain([8, 6, 9, 20])
+        ops, kept = list(graph.ops), 4
+        first, second = (op for op in ops if op.phase is Phase.BACKWARD and set(op.inputs) & {kept, 5})
+        ops[first.index] = dataclasses.replace(first, scaled=(kept,) if scaled else ())
+        ops[second.index] = dataclasses.replace(second, inputs=(*second.inputs, kept) if others else second.inputs)
+        simulator = Simulator(dataclasses.replace(graph, ops=tuple(ops)))
+        plans = (segment(0, 4, STORE),), (segment(0, 3, RECOMPUTE), segment(3, 4, STORE))
+        return simulator.reported_peak(plans[0]), simulator.reported_peak(plans[1])
+
+    (plain, planned), (more, same) = peaks(False), peaks(True)
+    assert planned == same
+    # Where nobody else reads the activation, the copy takes its buffer.
+    assert more - plain == (6 if others else 0)
+
+
 def test_what_is_not_counted_is_the_small_buffers_of_the_plain_step():
     graph = dataclasses.replace(chain(BESIDE, scale=2**10), device="CPU")
     small = dataclasses.replace(chain([size if size < 256 else 0 for size in BESIDE], scale=2**10), device="IDEAL")

@@ -13,6 +13,7 @@ from keras import layers
 
 import tf_memsaver
 from tests.tensorflow.plans import optimized_between_cuts
+from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.cost.rules import Kernels
 from tf_memsaver.parity import control
 from tf_memsaver.parity.control import is_backward
@@ -22,6 +23,7 @@ from tf_memsaver.runtime.order import _ordered, _touched
 from tools.conformance.small_models import autoencoder
 from tools.shared.processes import run_code
 from tools.shared.records import array_of
+from tools.shared.step_graphs import graphs_run
 from tools.shared.training import assert_fit_alike
 
 X = tf.constant(np.random.default_rng(0).standard_normal((8, 16)).astype("float32"))
@@ -271,6 +273,23 @@ def test_a_scaled_softmax_is_not_copied_before_its_gradient_is_there() -> None:
     rng = np.random.default_rng(0)
     images, targets = rng.normal(size=(40, 96, 48)).astype("float32"), rng.normal(size=(40, 96, 2)).astype("float32")
     assert_fit_alike(plain, model, images, targets, batch_size=16)
+
+
+@pytest.mark.parametrize(("name", "copies"), [("functional", 3), ("vit", 0)])
+def test_the_plain_step_is_told_with_its_copies_of_softmaxes(name: str, copies: int) -> None:
+    # The scale goes to the softmax if that sorts before its gradient, which is in gradient_tape/.
+    x = inputs = keras.Input((96, 48))
+    for _ in range(3):
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 12)(x, x)])
+    model = keras.Model(inputs, layers.Dense(2)(x), name=name)
+    model.compile("sgd", "mse", jit_compile=False)
+    graph = capture_graph(model, batch_size=16)
+    scaled = [graph.values[value].name for op in graph.ops for value in op.scaled]
+    assert len(scaled) == copies and all("Softmax" in each for each in scaled)
+    ran = graphs_run(lambda: model.fit(np.zeros((16, 96, 48)), np.zeros((16, 96, 2)), batch_size=16, verbose=0))
+    nodes = [node for each in ran for node in each.post_optimization_graph.node if node.op == "Mul"]
+    early = [node for node in nodes if "gradient_tape" in node.name and any("Softmax" in each for each in node.input)]
+    assert sum(not any("gradient_tape" in each for each in node.input) for node in early) == copies
 
 
 @pytest.mark.usefixtures("one_by_one")

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tf_memsaver.cost.rules import scalar_operations
+from tf_memsaver.parity.buffers import buffer_of
 from tf_memsaver.tfgraph.operations import kernels_here, spec_of
 from tools.shared.step_graphs import graphs_run
 
@@ -42,3 +43,18 @@ def test_what_is_no_number_of_all_elements_is_no_exponent() -> None:
     function = tf.function(lambda x, y: (tf.pow(x, y), tf.pow(x, [2.0, 3.0])))
     found = powers_in(function.get_concrete_function(tf.TensorSpec((4, 2)), tf.TensorSpec(())).graph)
     assert [spec_of(each, kernels_here()).attributes["exponent"] for each in found] == [None, None]
+
+
+def test_a_power_of_one_makes_nothing_of_its_own() -> None:
+    # The gradient of a square reads it: x ** (2 - 1).
+    @tf.function
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            square = tf.pow(x, 2.0)
+        return tape.gradient(square, x)
+
+    first, second = powers_in(gradient.get_concrete_function(tf.TensorSpec((4, 8))).graph)
+    assert buffer_of(second.outputs[0]) is first.inputs[0] and buffer_of(first.outputs[0]) is first.outputs[0]
+    (larger,) = powers_in(tf.function(lambda x: tf.pow(x, [1.0, 1.0])).get_concrete_function(tf.TensorSpec(())).graph)
+    assert buffer_of(larger.outputs[0]) is larger.outputs[0]

@@ -17,7 +17,7 @@ from tf_memsaver.capture.early_updates import updates_early
 from tf_memsaver.capture.op_times import with_measured_seconds
 from tf_memsaver.capture.optimised import EqualValues, JoinedSums
 from tf_memsaver.capture.pinning import pinned_units
-from tf_memsaver.capture.step import StepSource, TracedStep
+from tf_memsaver.capture.step import MODEL_SCOPE, StepSource, TracedStep
 from tf_memsaver.compat.counting import counts_all
 from tf_memsaver.compat.devices import has_gpu, warn_of_unseen_gpu
 from tf_memsaver.compat.messages import first_line
@@ -29,6 +29,8 @@ from tf_memsaver.ir.graph import Graph, MemoryKind, Op, Phase, Unit, Value, root
 from tf_memsaver.ir.topology import find_cuts
 from tf_memsaver.parity.buffers import viewed_input
 from tf_memsaver.parity.control import filter_gradients_first
+from tf_memsaver.parity.grappler import READS_OUTPUT
+from tf_memsaver.parity.products import made_early
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.unstacking import bytes_of_slices
 from tf_memsaver.tfgraph.emission import sizes_worked_out
@@ -163,6 +165,19 @@ class _Builder:
         """For what a pooling makes, the value that has the places of its maxima."""
         self._operations = step.graph.get_operations()
         self._weight_gradients = {id(t) for t in step.weight_gradients}
+        owned, needed = zip(self._operations, step.owners, strict=True), step.reachable
+        backward = [each for each, (phase, _) in owned if phase is Phase.BACKWARD and id(each) in needed]
+
+        def name_of(operation: Any) -> str:
+            return str(operation.name.replace(f"{MODEL_SCOPE}/", f"{source.name}/", 1))
+
+        # Factors of other products are multiplied early by what is known of their sizes: these are so always.
+        self._scaled = {
+            id(product): (place,)
+            for product, place, _ in made_early(backward, name_of)
+            if product.inputs[place].op.type in READS_OUTPUT
+        }
+        """The places of what graph optimisation multiplies early, by product."""
         self._residents = source.residents()
         self._add_residents()
 
@@ -382,4 +397,5 @@ class _Builder:
             racing_bytes=waiting * term_bytes if term_bytes >= self._device.pooled_from else 0,
             replaced_bytes=bytes_of_slices(operation),
             overwrites=overwrites,
+            scaled=tuple(self._values_of(operation.inputs[place] for place in self._scaled.get(id(operation), ()))),
         )

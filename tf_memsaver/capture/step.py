@@ -16,6 +16,9 @@ from tf_memsaver.ir.graph import CODE, MemoryKind, Phase
 from tf_memsaver.program.calls import CallSequence
 from tf_memsaver.program.train_step import Placeholders
 
+MODEL_SCOPE = "model"
+"""The name scope that stands for a model's in a traced step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.capture.notes import CallNotes, SparseGradients, complete_shape
-from tf_memsaver.capture.step import CalledStep, TracedStep, units_of_code
+from tf_memsaver.capture.step import MODEL_SCOPE, CalledStep, TracedStep, units_of_code
 from tf_memsaver.compat.gradients import summed
 from tf_memsaver.errors import UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
@@ -52,7 +52,7 @@ class _Tracer:
 
     def run(self) -> None:
         # A scope stands for the model's: below it the names of layers may begin as they do not at the root.
-        with tf.name_scope("model"):
+        with tf.name_scope(MODEL_SCOPE):
             entry = self._enter()
             tapes = self._forward()
         loss_tape, sources, scaled = self._loss()

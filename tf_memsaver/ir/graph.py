@@ -69,7 +69,8 @@ class Op:
     listed). For backward operations, ``tape`` numbers the passes of tapes that follow each other: two may go back
     through the same forward operations. ``racing_bytes`` is what an operation works with besides ``workspace_bytes``
     where the step is not held in order: TensorFlow begins several steps of a loop at once. ``replaced_bytes`` is what
-    is in memory besides in the plain step, which has other operations in place of it.
+    is in memory besides in the plain step, which has other operations in place of it. ``scaled`` are the inputs that it
+    reads a copy of in the plain step, which multiplies them with a constant as soon as they are there.
     """
 
     index: int
@@ -86,6 +87,7 @@ class Op:
     racing_bytes: int = 0
     replaced_bytes: int = 0
     overwrites: tuple[int, ...] = ()
+    scaled: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     tape: int = 0
 

@@ -61,7 +61,7 @@ def _shape_of(graph: Graph) -> tuple[object, ...]:
     return (
         graph.device,
         [(value.kind, value.alias_of) for value in graph.values],
-        [(op.type, op.phase, op.unit, op.inputs, op.outputs, op.overwrites, op.after) for op in graph.ops],
+        [(op.type, op.phase, op.unit, op.inputs, op.outputs, op.overwrites, op.scaled, op.after) for op in graph.ops],
         [(unit.label, unit.kind, unit.pinned) for unit in graph.units],
         [(cut.position, cut.live) for cut in graph.cuts],
         graph.outputs,

@@ -27,7 +27,7 @@ from tf_memsaver.ir.graph import Cut, Graph, MemoryKind, Op, Phase, Unit, Value
 
 _TOKEN = re.compile(r'\s*([a-z_]+=)?("(?:[^"\\]|\\.)*"|[^\s"]+)')
 _INTS = ("flops", "bytes_moved", "workspace_bytes", "racing_bytes", "replaced_bytes", "tape")
-_LISTS = {"reads": "inputs", "writes": "outputs", "overwrites": "overwrites", "after": "after"}
+_LISTS = {"reads": "inputs", "writes": "outputs", "overwrites": "overwrites", "scaled": "scaled", "after": "after"}
 
 
 def dump(graph: Graph) -> str:

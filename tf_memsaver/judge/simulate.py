@@ -30,7 +30,7 @@ from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge import executor
 from tf_memsaver.judge.allocator import AllocatorLedger, ChunksInOrder
 from tf_memsaver.judge.prepared import Prepared
-from tf_memsaver.judge.rows import Ints, ScheduledOp
+from tf_memsaver.judge.rows import Ints, ScheduledOp, StepArrays
 from tf_memsaver.judge.schedule import Schedule, Scheduler
 from tf_memsaver.judge.walk import Lives
 
@@ -300,10 +300,12 @@ class Simulator:
 
     def _plain_peak(self, segments: Sequence[Segment]) -> int:
         """Return the most bytes that are live in the plain step as it runs in order."""
-        schedule, ops = self._scheduler.schedule(segments), self.graph.ops
-        replaced = [ops[step.op].replaced_bytes if step.op >= 0 else 0 for step in schedule.steps]
-        live = self._live(schedule) + np.array(replaced, dtype=np.int64)
-        return int(live.max(initial=self.graph.resident_bytes))
+        nbytes = list(self.prepared.nbytes)
+        rows = StepArrays.of(self._with_own_ops(self._scheduler.schedule(segments).steps, nbytes))
+        sizes = np.array(nbytes, dtype=np.int64)
+        made = Lives(rows, sizes, self.prepared.outlive).sums(sizes) + rows.workspace
+        besides = int(self._resident_sizes.sum()) + self.prepared.data_bytes
+        return max(besides + int(made.max(initial=0)), self.graph.resident_bytes)
 
     def played_peak(self, segments: Sequence[Segment], plays: int = PLAYS, waiting: float = _WAITING) -> int:
         """Return the mean peak of steps, without data beside, in which ops run when TensorFlow's executor starts them.
@@ -315,7 +317,7 @@ class Simulator:
         device = self._device
         racing = self._racing(self._scheduler.schedule(segments).steps, waiting)
         steps, nbytes = self._with_copies_of_variables(self._with_late_updates(racing))
-        steps = self._with_replaced(steps, nbytes)
+        steps = self._with_own_ops(steps, nbytes)
         dependencies = executor.Dependencies(steps, self.graph, self.prepared.outlive)
         seconds = [self.graph.ops[step.op].seconds for step in steps]
         expensive = [each - device.seconds_per_op > device.cheap_seconds for each in seconds]
@@ -356,6 +358,10 @@ class Simulator:
         last = [ops[step.op].phase is Phase.UPDATE for step in steps]
         return [steps[place] for place in sorted(range(len(steps)), key=lambda each: (keys[each], last[each], each))]
 
+    def _with_own_ops(self, steps: Sequence[ScheduledOp], nbytes: list[int]) -> list[ScheduledOp]:
+        """Return steps with what only the plain step makes; ``nbytes`` gets the bytes of these buffers."""
+        return self._with_scaled(self._with_replaced(steps, nbytes), nbytes)
+
     def _with_replaced(self, steps: Sequence[ScheduledOp], nbytes: list[int]) -> list[ScheduledOp]:
         """Return steps with ``Op.replaced_bytes`` as buffers, each as large as a result, which ``nbytes`` gets."""
         found = []
@@ -368,6 +374,21 @@ class Simulator:
                 step = step._replace(touches=(*step.touches, *made), allocates=(*step.allocates, *made))
             found.append(step)
         return found
+
+    def _with_scaled(self, steps: Sequence[ScheduledOp], nbytes: list[int]) -> list[ScheduledOp]:
+        """Return steps in which copies of ``Op.scaled`` are made right after these, and read in place of them."""
+        ops, maker = self.graph.ops, {buffer: place for place, step in enumerate(steps) for buffer in step.allocates}
+        found, copies = list(steps), dict[int, list[ScheduledOp]]()
+        for place, step in enumerate(steps):
+            for root in {self.prepared.roots[value] for value in ops[step.op].scaled}:
+                if root in maker and ops[steps[maker[root]].op].phase is Phase.FORWARD:
+                    copy = len(nbytes)
+                    nbytes.append(nbytes[root])
+                    touches = tuple(copy if buffer == root else buffer for buffer in found[place].touches)
+                    found[place] = found[place]._replace(touches=touches)
+                    made = step._replace(touches=(root, copy), allocates=(copy,), overwrites=(root,), workspace=0)
+                    copies.setdefault(maker[root], []).append(made)
+        return [each for place, step in enumerate(found) for each in (step, *copies.get(place, ()))]
 
     def _with_copies_of_variables(self, steps: Sequence[ScheduledOp]) -> tuple[list[ScheduledOp], list[int]]:
         """Return steps in which variables are copied that are changed while others read them, and all buffers' bytes.

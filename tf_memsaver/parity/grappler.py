@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_memsaver.cost.rules import FILTER_GRADIENTS
+from tf_memsaver.tfgraph.operations import constant_exponent
 
 # Sums ---------------------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,8 @@ Without differences: they are what a replay is gated with, and its end."""
 _NEUTRAL = {"Mul": (1, (0, 1)), "RealDiv": (1, (1,)), "AddV2": (0, (0, 1)), "Sub": (0, (1,))}
 """Operations that do nothing if one of these operands is this scalar: they are taken out.
 
-``grappler/optimizers/constant_folding.cc: SimplifyArithmeticOperations``.
+``grappler/optimizers/constant_folding.cc: SimplifyArithmeticOperations``. So is a power of one, as in the gradient of a
+square (``arithmetic_optimizer.cc: ConvertPowStage``).
 """
 
 
@@ -129,6 +131,9 @@ def unchanged_operand(operation: Any) -> Any | None:
     """Return the operand that an operation passes on as it is, or None: the other one is neutral, or moves nothing."""
     if operation.type == TRANSPOSITION:
         return operation.inputs[0] if _keeps_order(*operation.inputs) else None
+    if operation.type == "Pow":
+        base, exponent = operation.inputs
+        return base if exponent.shape.rank == 0 and constant_exponent(exponent) == 1 else None
     neutral, places = _NEUTRAL.get(operation.type, (0, ()))
     for place in places:
         source = operation.inputs[1 - place]

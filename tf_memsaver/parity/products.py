@@ -11,7 +11,8 @@ comes of the first run, and not of the replay's factors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import tensorflow as tf
@@ -42,13 +43,18 @@ def factors_with_constants(replayed: Sequence[Any]) -> list[tf.Tensor]:
     ]
 
 
-def made_early(backward: Sequence[Any]) -> Iterator[tuple[Any, int, Any]]:
+def made_early(
+    backward: Sequence[Any], name_of: Callable[[Any], str] = attrgetter("name")
+) -> Iterator[tuple[Any, int, Any]]:
     """Yield products of a backward pass that would not wait for it: the product, which factor is early, and a wait.
 
     Of three factors, a gradient, an activation and a constant, graph optimisation multiplies the last two first. So a
     copy of the activation is made as soon as that is there, and lies in memory until the gradient arrives. A scaled
     softmax is such an activation, as in Keras's attention without dropout, and the base of a power. The wait is an
     operation that comes before the gradient.
+
+    Of two factors of one shape, the constant goes to the first one by ``name_of``, the name in the step. With sizes
+    that are not known, a gradient of two waits for both, and then the constant stays at the activation.
     """
     here, readers = {id(operation) for operation in backward}, readers_among(backward)
 
@@ -67,6 +73,8 @@ def made_early(backward: Sequence[Any]) -> Iterator[tuple[Any, int, Any]]:
         for place, passed in enumerate(reversed(product.inputs)):
             activation, gradient = product.inputs[place], before_additions(passed)
             if id(gradient.op) not in here or is_backward(activation.op) or activation.op.type == "Const":
+                continue
+            if gradient is passed and name_of(gradient.op) < name_of(activation.op):
                 continue
             before = [
                 each.op

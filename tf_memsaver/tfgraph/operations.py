@@ -212,7 +212,7 @@ def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> 
         order = graphs.constant_value(operation.inputs[1])
         attributes["perm"] = None if order is None else tuple(map(int, order))
     if operation.type == "Pow":
-        attributes["exponent"] = _exponent(operation.inputs[1])
+        attributes["exponent"] = constant_exponent(operation.inputs[1])
     if operation.type in rules.POOLS:
         maker = operation.inputs[1].op
         while maker.type in rules.VIEWS:
@@ -229,7 +229,7 @@ def spec_of(operation: Any, kernels: rules.Kernels, free: int | None = None) -> 
     )
 
 
-def _exponent(tensor: Any) -> float | None:
+def constant_exponent(tensor: Any) -> float | None:
     """Return the number that all elements of a constant are, or of the difference of two; None for another tensor."""
     parts = tensor.op.inputs if tensor.op.type == "Sub" else (tensor,)
     values = [graphs.constant_value(part) for part in parts]
