@@ -106,6 +106,8 @@ def graphs_run(run: Callable[[], Any]) -> list[Any]:
     running = context.context()
     running.enable_run_metadata()
     try:
+        # What ended after an earlier call had read its graphs is still there.
+        running.export_run_metadata()
         run()
         return list(running.export_run_metadata().function_graphs)
     finally:
