@@ -275,12 +275,15 @@ def test_a_scaled_softmax_is_not_copied_before_its_gradient_is_there() -> None:
     assert_fit_alike(plain, model, images, targets, batch_size=16)
 
 
-@pytest.mark.parametrize(("name", "copies"), [("functional", 3), ("vit", 0)])
-def test_the_plain_step_is_told_with_its_copies_of_softmaxes(name: str, copies: int) -> None:
-    # The scale goes to the softmax if that sorts before its gradient, which is in gradient_tape/.
+@pytest.mark.parametrize(
+    ("name", "dropout", "copies"), [("functional", 0.0, 3), ("vit", 0.0, 0), ("functional", 0.1, 0)]
+)
+def test_the_plain_step_is_told_with_its_copies_of_softmaxes(name: str, dropout: float, copies: int) -> None:
+    # The scale goes to the softmax if that sorts before its gradient, which is in gradient_tape/. The gradient of a
+    # dropout is scaled, too, but has two readers.
     x = inputs = keras.Input((96, 48))
     for _ in range(3):
-        x = layers.Add()([x, layers.MultiHeadAttention(4, 12)(x, x)])
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 12, dropout=dropout)(x, x)])
     model = keras.Model(inputs, layers.Dense(2)(x), name=name)
     model.compile("sgd", "mse", jit_compile=False)
     graph = capture_graph(model, batch_size=16)

@@ -81,7 +81,9 @@ def made_early(
                 for each in gradient.op.inputs
                 if id(each.op) in here and each.op.type not in _JOINED and each.op.type != "Const"
             ]
-            if before and (is_scaled(gradient.op) or (len(after) == 1 and is_scaled(after[0]))):
+            # What others read, too, keeps its constant.
+            scaled = [gradient.op] if len(readers.get(id(gradient), [])) == 1 else []
+            if before and any(map(is_scaled, [*scaled, *(after if len(after) == 1 else ())])):
                 yield product, place, before[0]
 
 
