@@ -61,15 +61,15 @@ def made_early(
     def is_scaled(operation: Any) -> bool:
         return operation.type in _PRODUCTS and any(each.op.type == "Const" for each in operation.inputs)
 
-    def after_sums(product: Any) -> list[Any]:
+    def only_reader(product: Any) -> Any | None:
         # Where sizes are not known, a gradient is summed up to its shape, and that is taken out as it has it already.
         after = readers.get(id(product.outputs[0]), [])
         while len(after) == 1 and after[0].type in ("Sum", "Reshape"):
             after = readers.get(id(after[0].outputs[0]), [])
-        return after
+        return after[0] if len(after) == 1 else None
 
     for product in (each for each in backward if each.type == "Mul"):
-        after = after_sums(product)
+        after = only_reader(product)
         for place, passed in enumerate(reversed(product.inputs)):
             activation, gradient = product.inputs[place], before_additions(passed)
             if id(gradient.op) not in here or is_backward(activation.op) or activation.op.type == "Const":
@@ -82,8 +82,8 @@ def made_early(
                 if id(each.op) in here and each.op.type not in _JOINED and each.op.type != "Const"
             ]
             # What others read, too, keeps its constant.
-            scaled = [gradient.op] if len(readers.get(id(gradient), [])) == 1 else []
-            if before and any(map(is_scaled, [*scaled, *(after if len(after) == 1 else ())])):
+            is_alone = len(readers.get(id(gradient), [])) == 1
+            if before and ((is_alone and is_scaled(gradient.op)) or (after is not None and is_scaled(after))):
                 yield product, place, before[0]
 
 
