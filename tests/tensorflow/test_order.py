@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import tf_memsaver
+from tests.tensorflow.graphs import model_graph
 from tests.tensorflow.plans import optimized_between_cuts
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.cost.rules import Kernels
@@ -259,14 +260,7 @@ def test_a_scaled_softmax_is_not_copied_before_its_gradient_is_there() -> None:
     plain = keras.Model(inputs, layers.Dense(2)(x))
     plain.compile("sgd", "mse", jit_compile=False)
     model = optimized_between_cuts(plain, batch_size=16)
-
-    @tf.function(autograph=False)
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(x, training=True) ** 2)
-        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, model.trainable_variables)]
-
-    graph = step.get_concrete_function(tf.TensorSpec((None, 96, 48))).graph
+    graph = model_graph(model)
     held = [each for each in graph.get_operations() if "held_back" in each.name]
     assert len(held) == 3 and all(each.inputs[0].op.type == "Softmax" for each in held)
     assert all(is_backward(before) for each in held for before in each.control_inputs)

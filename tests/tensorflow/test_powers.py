@@ -27,15 +27,21 @@ def test_powers_that_are_told_as_cheap_run_as_other_operations(exponent: float) 
     assert is_cheap == ("Pow" not in run)
 
 
-def test_the_gradient_of_a_cube_has_the_square_of_what_it_reads() -> None:
+def powers_of_gradient(exponent: float) -> list[Any]:
+    """Return a power and that which its gradient makes."""
+
     @tf.function
     def gradient(x: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            cube = tf.pow(x, 3.0)
-        return tape.gradient(cube, x)
+            power = tf.pow(x, exponent)
+        return tape.gradient(power, x)
 
-    found = powers_in(gradient.get_concrete_function(tf.TensorSpec((4, 8))).graph)
+    return powers_in(gradient.get_concrete_function(tf.TensorSpec((4, 8))).graph)
+
+
+def test_the_gradient_of_a_cube_has_the_square_of_what_it_reads() -> None:
+    found = powers_of_gradient(3.0)
     assert [spec_of(each, kernels_here()).attributes["exponent"] for each in found] == [3.0, 2.0]
 
 
@@ -47,14 +53,7 @@ def test_what_is_no_number_of_all_elements_is_no_exponent() -> None:
 
 def test_a_power_of_one_makes_nothing_of_its_own() -> None:
     # The gradient of a square reads it: x ** (2 - 1).
-    @tf.function
-    def gradient(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            square = tf.pow(x, 2.0)
-        return tape.gradient(square, x)
-
-    first, second = powers_in(gradient.get_concrete_function(tf.TensorSpec((4, 8))).graph)
+    first, second = powers_of_gradient(2.0)
     assert buffer_of(second.outputs[0]) is first.inputs[0] and buffer_of(first.outputs[0]) is first.outputs[0]
     (larger,) = powers_in(tf.function(lambda x: tf.pow(x, [1.0, 1.0])).get_concrete_function(tf.TensorSpec(())).graph)
     assert buffer_of(larger.outputs[0]) is larger.outputs[0]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tf_memsaver
+from tests.tensorflow.graphs import gradient_graph
 from tests.tensorflow.plans import optimized_between_cuts
 from tools.shared.training import assert_fit_alike
 
@@ -89,14 +90,8 @@ def test_scaled_activations_train_alike_with_a_smaller_last_batch(name: str, how
 def test_a_scaled_activation_is_not_copied_before_its_gradient_is_there(name: str, batch_size: int | None) -> None:
     # With an open batch, a sum to the shape of the activation is between the products.
     model = optimized_between_cuts(mixer(MIXES[name]), batch_size=16)
-
-    @tf.function(autograph=False)
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(x, training=True) ** 2)
-        return [tf.convert_to_tensor(each) for each in tape.gradient(loss, model.trainable_variables)]
-
-    graph = step.get_concrete_function(tf.TensorSpec((batch_size, 64, 48))).graph
+    spec = tf.TensorSpec((batch_size, 64, 48))
+    graph = gradient_graph(lambda x: model(x, training=True), model.trainable_variables, spec)
     held = [each for each in graph.get_operations() if "held_back" in each.name]
     assert held
     assert all(before.type != "Const" for each in held for before in each.control_inputs)

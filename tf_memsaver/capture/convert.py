@@ -173,11 +173,11 @@ class _Builder:
 
         # Factors of other products are multiplied early by what is known of their sizes: these are so always.
         self._scaled = {
-            id(product): (place,)
+            id(product): product.inputs[place]
             for product, place, _ in made_early(backward, name_of)
             if product.inputs[place].op.type in READS_OUTPUT
         }
-        """The places of what graph optimisation multiplies early, by product."""
+        """What graph optimisation multiplies early, by the product that reads it."""
         self._residents = source.residents()
         self._add_residents()
 
@@ -379,6 +379,7 @@ class _Builder:
                 for value in self._values_of([operation.inputs[place]])
             )
         waiting, term_bytes = waiting_terms(operation)
+        scaled = self._scaled.get(id(operation))
         return Op(
             index=index,
             name=operation.name,
@@ -397,5 +398,5 @@ class _Builder:
             racing_bytes=waiting * term_bytes if term_bytes >= self._device.pooled_from else 0,
             replaced_bytes=bytes_of_slices(operation),
             overwrites=overwrites,
-            scaled=tuple(self._values_of(operation.inputs[place] for place in self._scaled.get(id(operation), ()))),
+            scaled=() if scaled is None else tuple(self._values_of([scaled])),
         )
