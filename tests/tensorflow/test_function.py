@@ -69,6 +69,27 @@ def test_sums_of_several_shapes_behind_a_segment(strategy: str) -> None:
     )
 
 
+@pytest.mark.parametrize("readers", [1, 2])
+def test_an_addition_that_one_operation_reads_is_not_parted_from_other_readers(readers: int) -> None:
+    """Its gradient is that operation's, by whose name graph optimisation sorts the terms of a sum.
+
+    See test_saved_model.py::test_source_and_rewritten_train_alike[convolutions-min_peak].
+    """
+    scale, offset, head = (tf.Variable(functions.normal(*shape)) for shape in ((8,), (8,), (8, 10)))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 8, 8, 8))])
+    def function(x: Any) -> Any:
+        x = tf.tanh(x * offset)
+        x += tf.nn.relu(tf.nn.batch_normalization(x, *tf.nn.moments(x, [0, 1, 2]), offset, scale, 1e-3))
+        return sum(pool(x, [1, 2]) for pool in (tf.reduce_mean, tf.reduce_max)[:readers]) @ head
+
+    graph = capture_function(FunctionCalls(function.get_concrete_function()), batch_size=16)
+    kinds = [unit.kind for unit in graph.units]
+    before_the_addition = kinds.index("Relu") + 1
+    assert kinds[before_the_addition] == "AddV2"
+    assert (before_the_addition in graph.joined) == (readers == 1)
+
+
 @pytest.mark.parametrize(
     "build",
     [functions.silu, functions.convolutions, functions.module, functions.waiting],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,9 +55,13 @@ def _parting_positions(step: TracedStep) -> set[int]:
 
     No tape runs in the backward pass of a function, so that nothing tells in which terms a gradient arrives: a segment
     that makes a tensor and reads it would add its own to the sum of the others. A single term of later calls is a
-    sum of one, if it is that of an addition. (After a Concat last bits differed: DenseNet121.)
+    sum of one, if it is that of an addition. (After a Concat last bits differed: DenseNet121.) That of an addition that
+    a single operation reads has the name of another term, by which graph optimisation sorts.
     """
     readers, past_the_end = _reads_by_unit(step), len(step.boundary)
+    times_read: Counter[int] = Counter()
+    for (read, _), by in readers.items():
+        times_read[read] += len(by)
     parting: set[int] = set()
     for maker, tensor in ((u, t) for u, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)):
         units = sorted({past_the_end if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
@@ -66,7 +71,7 @@ def _parting_positions(step: TracedStep) -> set[int]:
         terms = [max(1, len(readers.get((id(tensor), unit), ()))) for unit in units]
         if sum(terms) > 2 and len(units) > 1:
             last = readers.get((id(tensor), units[-1]), [])
-            alone = len(last) == 1 and last[0] in ADDITIONS
+            alone = len(last) == 1 and last[0].type in ADDITIONS and times_read[id(last[0].outputs[0])] > 1
             parting |= _between(step, units[:-1] if alone else units)
     return parting
 
@@ -243,11 +248,11 @@ def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int
     return unit_of, step.readers
 
 
-def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], list[str]]:
-    """Return, by tensor (id) and unit, the types of the forward operations that read it."""
-    types: dict[tuple[int, int], list[str]] = {}
+def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], list[Any]]:
+    """Return, by tensor (id) and unit, the forward operations that read it."""
+    readers: dict[tuple[int, int], list[Any]] = {}
     for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
         if phase is Phase.FORWARD and unit is not None and operation.type not in rules.METADATA_READERS:
             for tensor in operation.inputs:
-                types.setdefault((id(tensor), unit), []).append(operation.type)
-    return types
+                readers.setdefault((id(tensor), unit), []).append(operation)
+    return readers
