@@ -556,10 +556,11 @@ def test_a_replay_that_ends_with_an_einsum_has_the_symbols_of_its_operands() -> 
         assert differing(plain, trained_by_fit(optimized, EXACT.without(Rule.ARRIVING_SHAPES)))
 
 
-def test_a_replay_that_ends_with_a_softmax_has_the_symbols_of_the_gradient() -> None:
+@pytest.mark.parametrize("end", ["/Softmax", "/stateless_dropout/SelectV2"])
+def test_a_replay_that_ends_with_a_softmax_or_its_dropout_has_the_symbols_of_the_gradient(end: str) -> None:
     # Its heads are made by ``reshape``, its scale rounds, and dropout follows.
     model = formula_model("attention/softmax")
-    optimized = ending_with(model, "/Softmax")
+    optimized = ending_with(model, end)
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
 
 
@@ -574,7 +575,7 @@ def test_a_gradient_gets_the_shape_of_a_replay_that_makes_sizes_of_its_own(resha
         first = product(x)
         gradient = tf.identity(first) * 2.0
         output = product(x - tf.zeros(()))
-        assert (of_shape(gradient, output, first) is not gradient) == reshapes
+        assert (of_shape(gradient, gradient, output, first) is not gradient) == reshapes
 
 
 class Slope(layers.Layer):

@@ -171,8 +171,8 @@ def _copied(
     return gradient
 
 
-def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-    """Return the gradient that arrived for a replayed output so that graph optimisation sees that they have one shape.
+def of_shape(copy: tf.Tensor, gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """Return a copy of the gradient of a replayed output so that graph optimisation sees that they have one shape.
 
     A size that is not known has a symbol. Where a replay makes symbols, they are others than those of the forward pass,
     from which the gradient has its own. Factors of a product of which it is not known that they have one shape are put
@@ -180,19 +180,20 @@ def of_shape(gradient: tf.Tensor, output: tf.Tensor, first: tf.Tensor) -> tf.Ten
     none where the replay has its symbols from what it reads: a view is one more factor, which moves constants.
 
     What has symbols of its own in the plain step, too, keeps them (``has_sizes_of_its_own``), unless an ``Einsum``
-    makes them those of its operands: it does so in the plain step, and a replay that ends with it does not run it.
+    makes them those of its operands: it does so in the plain step, and a replay that ends with it does not run it. The
+    gradient as it arrived says so: a copy may be of what was not yet summed up to the output's shape.
     """
     # Factors are sorted by name, too.
-    with tf.name_scope(f"{gradient.op.name}/"):
+    with tf.name_scope(f"{copy.op.name}/"):
         factor = _factor_in_einsum(output)
         if factor is not None:
-            return tf.broadcast_to(gradient, _shape_by_labels(output, factor))
+            return tf.broadcast_to(copy, _shape_by_labels(output, factor))
         source = _read_by_products(output)
         if source is None or has_sizes_of_its_own(gradient, first):
-            return gradient
+            return copy
         if symbol_of(output) != symbol_of(first):
-            return tf.broadcast_to(gradient, tf.shape(source))
-    return gradient
+            return tf.broadcast_to(copy, tf.shape(source))
+    return copy
 
 
 def has_sizes_of_its_own(gradient: tf.Tensor, first: tf.Tensor) -> bool:

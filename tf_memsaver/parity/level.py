@@ -173,8 +173,8 @@ class Parity:
         The plain step calls it by a name. If it is ``held``, it waits for the gate, whatever reads it.
         """
 
-        def view(gradient: tf.Tensor) -> tf.Tensor:
-            return gradients.of_shape(gradient, output, first) if Rule.ARRIVING_SHAPES in self.rules else gradient
+        def view(copy: tf.Tensor) -> tf.Tensor:
+            return gradients.of_shape(copy, gradient, output, first) if Rule.ARRIVING_SHAPES in self.rules else copy
 
         if Rule.ARRIVING_NAMES not in self.rules:
             return view(gradient)
