@@ -192,14 +192,18 @@ def in_pairs(terms: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     SchedulingPass``). Recomputing puts the peak elsewhere, and so other sums would be added in another order.
 
     One kernel adds up to nine terms one after the other. Of more, it adds what remains of a division by eight first,
-    and then the sum of each eight (``aggregate_ops.cc: AddNOp``). It begins with a term whose buffer nobody else has:
-    all must have theirs alone. A sum of sums or of products may be rewritten in the plain step, and what is passed on
-    has another name there: these are left as they are. So are all where graph optimisation is turned off: nothing takes
-    them apart, nor puts them in the order of their names.
+    and then the sum of each eight (``aggregate_ops.cc: AddNOp``). It begins with the first term whose buffer nobody
+    else has. If other operations read at most one, that is the first or the second of all, which makes no difference.
+    A sum that only this one reads becomes part of it in the plain step, products may be rewritten, and what is passed
+    on has another name there: these are left as they are. So are all where graph optimisation is turned off: nothing
+    takes them apart, nor puts them in the order of their names.
     """
     if len(terms) < 3 or tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False):
         return terms
-    if not all(map(_has_its_buffer_alone, terms)) or _have_a_common_factor(terms):
+    if not all(map(_has_its_own_buffer, terms)) or _have_a_common_factor(terms):
+        return terms
+    shared = [term for term in terms if term.consumers()]
+    if len(shared) > 1 or any(term.op.type in SUMS and not term.consumers() for term in terms):
         return terms
     ordered = sorted(terms, key=_name)
     rest = len(terms) % _AT_ONCE
@@ -222,10 +226,10 @@ def _name(tensor: tf.Tensor) -> str:
     return tensor.name.removesuffix(":0")
 
 
-def _has_its_buffer_alone(tensor: tf.Tensor) -> bool:
+def _has_its_own_buffer(tensor: tf.Tensor) -> bool:
     if not tf.is_symbolic_tensor(tensor) or not tensor.shape.is_fully_defined() or has_layout(tensor):
         return False
-    return not tensor.consumers() and tensor.op.type not in SUMS and buffer_of(tensor) is tensor
+    return buffer_of(tensor) is tensor
 
 
 def _have_a_common_factor(terms: Sequence[tf.Tensor]) -> bool:
