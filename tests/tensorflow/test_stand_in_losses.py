@@ -13,6 +13,8 @@ from keras import layers, ops
 
 import tf_memsaver
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
+from tools.shared.records import differing
+from tools.shared.training import fit
 
 
 def _dense(loss: Any, shape: tuple[int, ...] = (24, 16), classes: int = 10) -> keras.Model:
@@ -129,6 +131,29 @@ def test_losses_of_some_outputs_need_no_stand_in(
 ) -> None:
     _all_verbs(_two_outputs(is_dict, **compiled))
     assert not _warnings(caplog)
+
+
+class LossOfExamples(layers.Layer):
+    """Adds a loss of shape (batch, 1), as the CTC of keras.io's captcha reader does, and hands on what it was given."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(ops.mean(ops.square(x), axis=-1, keepdims=True))
+        return x
+
+
+def test_a_layer_may_add_a_loss_for_each_example() -> None:
+    def made() -> keras.Model:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        hidden = [layers.Dense(256, activation="gelu") for _ in range(4)]
+        model = keras.Sequential([keras.Input((16,)), *hidden, LossOfExamples()])
+        model.compile("adam", jit_compile=False)
+        return model
+
+    x = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
+    optimized = tf_memsaver.optimize(made(), data=x, batch_size=128, strategy="min_peak")
+    assert optimized.memsaver_plan.recomputed
+    assert not differing(fit(made(), x, None, batch_size=128), fit(optimized, x, None, batch_size=128))
 
 
 def test_a_model_is_trained_as_ever_afterwards(caplog: pytest.LogCaptureFixture) -> None:

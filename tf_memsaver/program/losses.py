@@ -35,7 +35,8 @@ def training_loss(model: Any, given: Batch, outputs: Any, *, stand_in: bool = Fa
         x, y, weight = given
         return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=True)
     terms = mean_squares(keras.tree.flatten(outputs))
-    terms += [tf.cast(loss, tf.float32) for loss in model.losses]
+    # A layer may add a loss for each example: Keras trains on their sum.
+    terms += [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in model.losses]
     if not terms:
         raise no_gradient(model.name)
     return tf.add_n(terms)
