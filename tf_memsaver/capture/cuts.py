@@ -55,8 +55,8 @@ def _parting_positions(step: TracedStep) -> set[int]:
 
     No tape runs in the backward pass of a function, so that nothing tells in which terms a gradient arrives: a segment
     that makes a tensor and reads it would add its own to the sum of the others. A single term of later calls is a
-    sum of one, if it is that of an addition. (After a Concat last bits differed: DenseNet121.) That of an addition that
-    a single operation reads has the name of another term, by which graph optimisation sorts.
+    sum of one, if it is that of an addition. (After a Concat last bits differed: DenseNet121.) If one operation reads
+    that addition, its gradient is that operation's, by whose name graph optimisation sorts the terms.
     """
     readers, past_the_end = _reads_by_unit(step), len(step.boundary)
     times_read: Counter[int] = Counter()
