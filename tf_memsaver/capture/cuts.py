@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_memsaver.capture.step import TracedStep
-from tf_memsaver.cost import rules
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.parity.buffers import views_among
 from tf_memsaver.parity.grappler import ADDITIONS, CONSTANTS_MOVE_THROUGH, FUSED_WITH_READER, REORDERED_BY_SIZE, SUMS
@@ -58,20 +56,27 @@ def _parting_positions(step: TracedStep) -> set[int]:
     sum of one, if it is that of an addition. (After a Concat last bits differed: DenseNet121.) If one operation reads
     that addition, its gradient is that operation's, by whose name graph optimisation sorts the terms.
     """
-    readers, past_the_end = _reads_by_unit(step), len(step.boundary)
-    times_read: Counter[int] = Counter()
-    for (read, _), by in readers.items():
-        times_read[read] += len(by)
+    (unit_of, readers), past_the_end = _readers(step, (Phase.FORWARD,)), len(step.boundary)
+
+    def read_in_units(tensor: Any) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        for reader in readers.get(id(tensor), ()):
+            if id(reader) in unit_of:
+                found.setdefault(unit_of[id(reader)], []).append(reader)
+        return found
+
     parting: set[int] = set()
     for maker, tensor in ((u, t) for u, made in enumerate(step.boundary) for t in made if isinstance(t, tf.Tensor)):
         units = sorted({past_the_end if unit is None else unit for unit in step.gradient_units.get(id(tensor), ())})
-        if units and (id(tensor), maker) in readers:
+        by_unit = read_in_units(tensor)
+        if units and maker in by_unit:
             # A penalty of what a layer returns, for one.
             units.insert(0, maker)
-        terms = [max(1, len(readers.get((id(tensor), unit), ()))) for unit in units]
+        terms = [max(1, len(by_unit.get(unit, ()))) for unit in units]
         if sum(terms) > 2 and len(units) > 1:
-            last = readers.get((id(tensor), units[-1]), [])
-            alone = len(last) == 1 and last[0].type in ADDITIONS and times_read[id(last[0].outputs[0])] > 1
+            last = by_unit.get(units[-1], [])
+            is_of_addition = len(last) == 1 and last[0].type in ADDITIONS
+            alone = is_of_addition and sum(map(len, read_in_units(last[0].outputs[0]).values())) > 1
             parting |= _between(step, units[:-1] if alone else units)
     return parting
 
@@ -246,13 +251,3 @@ def _readers(step: TracedStep, phases: tuple[Phase, ...]) -> tuple[dict[int, int
         if phase in phases and unit is not None and id(operation) in step.reachable
     }
     return unit_of, step.readers
-
-
-def _reads_by_unit(step: TracedStep) -> dict[tuple[int, int], list[Any]]:
-    """Return, by tensor (id) and unit, the forward operations that read it."""
-    readers: dict[tuple[int, int], list[Any]] = {}
-    for operation, (phase, unit) in zip(step.graph.get_operations(), step.owners, strict=True):
-        if phase is Phase.FORWARD and unit is not None and operation.type not in rules.METADATA_READERS:
-            for tensor in operation.inputs:
-                readers.setdefault((id(tensor), unit), []).append(operation)
-    return readers
