@@ -13,8 +13,7 @@ from keras import layers, ops
 
 import tf_memsaver
 from tf_memsaver.errors import InvalidRequestError, MeasurementError
-from tools.shared.records import differing
-from tools.shared.training import fit
+from tools.shared.training import assert_fit_alike
 
 
 def _dense(loss: Any, shape: tuple[int, ...] = (24, 16), classes: int = 10) -> keras.Model:
@@ -153,7 +152,7 @@ def test_a_layer_may_add_a_loss_for_each_example() -> None:
     x = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
     optimized = tf_memsaver.optimize(made(), data=x, batch_size=128, strategy="min_peak")
     assert optimized.memsaver_plan.recomputed
-    assert not differing(fit(made(), x, None, batch_size=128), fit(optimized, x, None, batch_size=128))
+    assert_fit_alike(made(), optimized, x, None, batch_size=128)
 
 
 def test_a_model_is_trained_as_ever_afterwards(caplog: pytest.LogCaptureFixture) -> None:
