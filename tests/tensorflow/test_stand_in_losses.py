@@ -155,6 +155,21 @@ def test_a_layer_may_add_a_loss_for_each_example() -> None:
     assert_fit_alike(made(), optimized, x, None, batch_size=128)
 
 
+def test_nothing_stands_in_for_the_losses_that_layers_add() -> None:
+    """What no added loss depends on gets no gradient: Keras trains such a model on the added losses alone."""
+
+    def peak(loss: str | None) -> int:
+        inputs = keras.Input((16,))
+        x = LossOfExamples()(layers.Dense(256, activation="gelu")(inputs))
+        for _ in range(4):
+            x = layers.Dense(256, activation="gelu", kernel_regularizer="l2")(x)
+        model = keras.Model(inputs, x)
+        model.compile("sgd", loss, jit_compile=False)
+        return tf_memsaver.estimate(model, batch_size=4096).peak_bytes
+
+    assert peak(None) < 0.5 * peak("mse")
+
+
 def test_a_model_is_trained_as_ever_afterwards(caplog: pytest.LogCaptureFixture) -> None:
     model = _dense(Classes())
     optimized = tf_memsaver.optimize(model, batch_size=4)

@@ -286,9 +286,10 @@ class Plan(Summarized):
         """Return what ``repr`` shows."""
         pinned, segments = len(self.pinned), sum(s.mode is SegmentMode.RECOMPUTE for s in self.segments)
         share = f" ({self.peak_bytes / self.plain_peak_bytes:.0%})" if self.plain_peak_bytes else ""
+        at_most = self._at_most()
         rows = [
             ("peak now", format_bytes(self.plain_peak_bytes)),
-            ("peak planned", f"{format_bytes(self.peak_bytes)}{share}{self._at_most()}"),
+            ("peak planned", f"{format_bytes(self.peak_bytes)}{share}{at_most and f', {at_most}'}"),
             ("step time", f"{self.step_overhead:+.1%}"),
             ("recomputed", f"{self.recomputed_in_words}, in {segments} segments"),
             ("kept", f"{self.units_in_words(len(self.kept))}, and {pinned} that must be"),
@@ -298,11 +299,12 @@ class Plan(Summarized):
         return f"Plan for batch size {self.batch_size}, {self.judged} (planner {self.planner})", rows
 
     def _at_most(self) -> str:
+        """Return the most that any step takes, in words; nothing if that is the predicted peak."""
         if self.measured_peak_bytes:
-            return f"; real steps took at most {format_bytes(self.measured_peak_bytes)}"
+            return f"real steps took at most {format_bytes(self.measured_peak_bytes)}"
         if self.highest_peak_bytes <= self.peak_bytes:
             return ""
-        return f", at most about {format_bytes(self.highest_peak_bytes)}"
+        return f"at most about {format_bytes(self.highest_peak_bytes)}"
 
     def _limits(self) -> str:
         budget, overhead = self.request.budget_bytes, self.request.max_overhead
@@ -313,8 +315,10 @@ class Plan(Summarized):
     def __str__(self) -> str:
         segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
         judged = "peak as XLA compiles the step" if self.request.executor == "xla" else "predicted peak"
+        at_most = self._at_most()
         return (
-            f"{judged} {format_bytes(self.peak_bytes)} instead of {format_bytes(self.plain_peak_bytes)}, step "
+            f"{judged} {format_bytes(self.peak_bytes)}{at_most and f' ({at_most})'} instead of "
+            f"{format_bytes(self.plain_peak_bytes)}, step "
             f"{self.step_overhead:+.1%}; {self.recomputed_in_words} are recomputed, in {segments} segments "
             f"(planner {self.planner}, batch size {self.batch_size}){self._chosen()}"
         )

@@ -26,12 +26,13 @@ def mean_squares(tensors: Iterable[Any]) -> list[tf.Tensor]:
 
 
 def training_loss(model: Any, given: Batch, outputs: Any, *, stand_in: bool = False) -> tf.Tensor:
-    """Return the scalar loss of a training step: the compiled loss, else the mean square of every output.
+    """Return the scalar loss of a training step: what Keras trains on, else the mean square of every output.
 
-    With ``stand_in`` the mean square takes the place of a compiled loss, too. Losses added by layers and regularizers
-    count in all cases, in the order in which Keras sums them.
+    A model that is compiled without a loss trains on those that its layers add. With ``stand_in`` the mean square takes
+    the place of a compiled loss, too. Losses added by layers and regularizers count in all cases, in the order in which
+    Keras sums them.
     """
-    if _has_loss(model) and not stand_in:
+    if not stand_in and (_has_loss(model) or (_is_compiled(model) and _layers_add_losses(model))):
         x, y, weight = given
         return model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=True)
     terms = mean_squares(keras.tree.flatten(outputs))
@@ -83,7 +84,16 @@ def needs_stand_in(model: Any, batch_size: int, given: Batch | None = None) -> b
 
 
 def _has_loss(model: Any) -> bool:
-    return bool(getattr(model, "compiled", False)) and model.loss is not None
+    return _is_compiled(model) and model.loss is not None
+
+
+def _is_compiled(model: Any) -> bool:
+    return bool(getattr(model, "compiled", False))
+
+
+def _layers_add_losses(model: Any) -> bool:
+    """Whether layers added losses when the model was called, besides those of the weights' regularizers."""
+    return len(model.losses) > sum(getattr(v, "regularizer", None) is not None for v in model.trainable_weights)
 
 
 def _loss_names(model: Any) -> list[str]:
