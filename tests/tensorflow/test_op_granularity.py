@@ -21,7 +21,7 @@ from tests.tensorflow.plans import optimized_between_cuts, optimized_in_segments
 from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.errors import InvalidRequestError, PlanMismatchError, UnsupportedModelError
 from tf_memsaver.ir.graph import Phase
-from tf_memsaver.ir.segments import Segment, SegmentMode
+from tf_memsaver.ir.segments import Segment, SegmentMode, stored
 from tf_memsaver.judge.simulate import Simulator
 from tf_memsaver.options.table import Granularity
 from tf_memsaver.plan.plan import Plan
@@ -304,6 +304,27 @@ def test_what_a_loop_keeps_and_takes_is_the_same_by_layers_and_by_operations(bui
     assert len(by_layers) == 4 and min(by_layers) > 10_000
     # Apart from counters, which are constants in the one and not in the other.
     assert loops("op") == pytest.approx(by_layers, rel=0.01)
+
+
+def test_what_xla_compiles_in_a_layer_takes_the_same_by_layers_and_by_operations(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Keras has XLA compile the convolutions of groups, in a function that is traced for any batch size."""
+
+    def costs(granularity: str) -> tuple[list[tuple[int, int, list[int]]], int]:
+        x = inputs = keras.Input((16, 16, 64))
+        for _ in range(2):
+            x = layers.Conv2D(64, 3, padding="same", groups=16)(x)
+        model = keras.Model(inputs, layers.Activation("gelu")(x))
+        graph = capture_graph(model, batch_size=16, granularity=granularity)
+        calls = [op for op in graph.ops if op.type in ("PartitionedCall", "StatefulPartitionedCall")]
+        bytes_of = [sorted(graph.values[value].nbytes for value in op.outputs) for op in calls]
+        taken = [(op.flops, op.workspace_bytes, made) for op, made in zip(calls, bytes_of, strict=True)]
+        return sorted(taken), Simulator(graph).reported_peak(stored(len(graph.units)))
+
+    by_layers, peak = costs("layer")
+    assert len(by_layers) == 4 and min(by_layers)[0] > 10_000_000
+    assert costs("op") == (by_layers, pytest.approx(peak, rel=0.001)) and not caplog.text
 
 
 class Fourier(layers.Layer):

@@ -21,7 +21,7 @@ from tf_memsaver.compat.messages import first_line
 from tf_memsaver.compat.released import release
 from tf_memsaver.ir.graph import Phase
 from tf_memsaver.tfgraph.emission import Template
-from tf_memsaver.tfgraph.operations import called_functions
+from tf_memsaver.tfgraph.operations import called_functions, given_for_free
 
 Shape = tuple[int, ...]
 
@@ -147,9 +147,13 @@ def _is_open(tensor: Any) -> bool:
 
 
 def _is_open_inside(operation: Any, graph: Any) -> bool:
-    """Whether the functions that an operation calls make activations of unknown shape: arguments are made outside."""
+    """Whether the functions that an operation calls make activations of unknown shape: arguments are made outside.
+
+    What is of any size in a function, since that was traced so, is as large as what it is called with.
+    """
     return any(
         (inner.type != "Placeholder" and any(map(_is_open, inner.outputs))) or _is_open_inside(inner, body)
         for body in called_functions(operation, graph)
+        if given_for_free(operation, body) is None
         for inner in body.get_operations()
     )

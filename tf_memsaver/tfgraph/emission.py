@@ -174,7 +174,7 @@ class Template:
                 unwanted = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
                 graphs.set_unwanted_gradients(made, unwanted)
             own_gradient = graphs.CUSTOM_GRADIENT in attributes or self._gradient is not None
-            _record(made, list(inputs), outputs, backward_scope(made.name), own_gradient)
+            _record(made, list(inputs), outputs, backward_scope(made.name), own_gradient, sizes)
         return outputs
 
     def copy(self, graph: Any, inputs: Sequence[Any], name: str) -> Any:
@@ -286,7 +286,9 @@ def ends_segment(operation: Any) -> bool:
     return attribute is not None and attribute.s.decode().startswith(SEGMENT)
 
 
-def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool) -> None:
+def _record(
+    operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool, sizes: Sizes | None
+) -> None:
     try:
         function = graphs.gradient_function(operation) if custom else graphs.gradient_function_of_type(operation.type)
     except LookupError:
@@ -299,7 +301,10 @@ def _record(operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: 
 
     def backward(*upstream: Any) -> list[Any]:
         with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
-            found = function(operation, *upstream)
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+            made = function(operation, *upstream)
+        found = list(made) if isinstance(made, (list, tuple)) else [made]
+        if sizes is not None and operation.type in FUNCTION_CALLS:
+            sizes.note_gradients(operation, found)
+        return found
 
     record_operation(operation.type, outputs, inputs, backward)

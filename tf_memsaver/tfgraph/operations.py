@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import weakref
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -252,8 +253,11 @@ class Costs(NamedTuple):
     slowness: float = 1.0
 
 
-def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
-    """Return what an operation costs; of a called function, for all its ops."""
+def costs_of(operation: Any, spec: rules.OpSpec, graph: Any, free: int | None = None) -> Costs:
+    """Return what an operation costs; of a called function, for all its ops.
+
+    ``free`` is how large dimensions are that are not known, as in a function that was traced for any batch size.
+    """
     bodies = list(called_functions(operation, graph))
     if not bodies:
         flops = rules.flops(spec)
@@ -267,8 +271,9 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
     flops = matrix_flops = scalar_operations = workspace = 0
     here = [list(_on_device_of(operation, body)) for body in bodies]
     for body, inside in zip(bodies, here, strict=True):
+        given = given_for_free(operation, body) or free
         for inner in inside:
-            costs = costs_of(inner, spec_of(inner, kernels), body)
+            costs = costs_of(inner, spec_of(inner, kernels, given), body, given)
             flops += times * costs.flops
             matrix_flops += round(times * costs.slowness * costs.matrix_flops)
             scalar_operations += round(times * costs.slowness * costs.scalar_operations)
@@ -291,6 +296,23 @@ def costs_of(operation: Any, spec: rules.OpSpec, graph: Any) -> Costs:
         )
         workspace += sum(alive) if is_loop(operation) else max(alive)
     return Costs(flops, matrix_flops, scalar_operations, workspace)
+
+
+def given_for_free(call: Any, body: Any) -> int | None:
+    """Return how large that is which a function is called with where its arguments are of any size.
+
+    None for what is no call, or where nothing is of any size or the call does not tell how large it is.
+    """
+    if call.type not in FUNCTION_CALLS:
+        return None
+    sizes = Counter(
+        size
+        for argument, given in zip(body.inputs, call.inputs, strict=True)
+        if argument.shape.rank is not None and argument.shape.rank == given.shape.rank
+        for free, size in zip(argument.shape, given.shape, strict=True)
+        if free is None and size is not None
+    )
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def _counted_outside(operation: Any, body: Any) -> Iterator[Any]:

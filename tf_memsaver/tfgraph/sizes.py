@@ -153,6 +153,14 @@ class Sizes:
             if length is not None and made.shape.rank:
                 made.set_shape([length, *made.shape[1:]])
 
+    def note_gradients(self, call: Any, gradients: Sequence[tf.Tensor | None]) -> None:
+        """Tell what taking the gradient of a function's call has made: what the call returns besides, and gradients."""
+        attributes = call.node_def.attr
+        self.note(call, self.called(call.type, attributes, call.inputs, partial(library_function, call.graph)).results)
+        for tensor, gradient in zip(call.inputs, gradients, strict=True):
+            if isinstance(gradient, tf.Tensor) and tensor.dtype != tf.resource:
+                gradient.set_shape(tensor.shape)
+
     def _tell(self, tensor: tf.Tensor, size: Size) -> None:
         if size.shape is not None:
             tensor.set_shape(size.shape)
