@@ -17,7 +17,7 @@ from tf_memsaver.compat import keras_calls
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.extra_readers import may_round_otherwise
 from tf_memsaver.parity.grappler import BIAS
-from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, is_of_somebody, with_all_below
+from tf_memsaver.program.block_choice import PASSED_ON, OperationsOfLayers, with_all_below
 from tf_memsaver.program.calls import Call
 from tf_memsaver.program.grouping import arranged, grouped
 from tf_memsaver.program.layer_program import runs_layer_by_layer
@@ -92,8 +92,12 @@ class BlockCalls(ModelFunction):
             return ()
         opened = list(operations.opened(model_call))
         own = (OWN_CALL,) if self._has_own_call else ()
-        return (*own, *(layer.path for layer in opened)) if own or any(map(is_of_somebody, opened)) else ()
+        is_much = operations.share_of(opened) >= _OPENED_SHARE
+        return (*own, *(layer.path for layer in opened)) if own or is_much else ()
 
+
+_OPENED_SHARE = 0.05
+"""Of what a call makes, what layers make at least that are taken apart: each adds to the time that planning takes."""
 
 _LOOPS_SHARE = 0.25
 """Of what a call makes, what loops in its layers make at least, so that these are better left whole."""

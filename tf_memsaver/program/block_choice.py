@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import keras
-
-from tf_memsaver.compat import keras_models
 from tf_memsaver.cost import rules
 from tf_memsaver.parity.grappler import READS_INPUT, READS_OTHER_INPUTS, READS_OUTPUT
 from tf_memsaver.program.op_calls import OpCall
@@ -38,6 +35,12 @@ class OperationsOfLayers:
         # One alone may be most of the model: to replay it as a whole would save nothing.
         yield from self._opened(root, whole=looking if len(looking) > 1 else ())
 
+    def share_of(self, layers: Sequence[TracedLayer]) -> float:
+        """Return how much of the bytes that all operations make those of some layers make."""
+        own = [call for layer in layers for call in self._own.get(id(layer), ())]
+        made = sum(call.operation.bytes_made for calls in self._own.values() for call in calls)
+        return sum(call.operation.bytes_made for call in own) / max(1, made)
+
     def _opened(self, root: TracedLayer, whole: Collection[TracedLayer]) -> Iterator[TracedLayer]:
         for child in root.children:
             if child not in whole and _gains_inside(list(self._of(child))):
@@ -63,12 +66,6 @@ def with_all_below(layer: TracedLayer) -> Iterator[TracedLayer]:
     yield layer
     for child in layer.children:
         yield from with_all_below(child)
-
-
-def is_of_somebody(layer: TracedLayer) -> bool:
-    """Whether a layer is no single layer of Keras's own: what is in it was put together by somebody."""
-    own = layer.layer
-    return not keras_models.is_built_in(own) or isinstance(own, keras.Model) or keras_models.wraps_network(own)
 
 
 def _looked_up(calls: Sequence[OpCall]) -> set[int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import keras
+
 from tf_memsaver.compat import keras_models
 from tf_memsaver.compat.keras_training import fit_compiles
 from tf_memsaver.errors import UnsupportedModelError
@@ -39,7 +41,7 @@ class BlockProgram(OperationProgram):
         if wanted.time_chunks is not None:
             return wanted.by_layers(model)
         if wanted.opened is None:
-            if calls_only_keras(model):
+            if has_nothing_to_open(model):
                 return wanted.by_layers(model)
             reason = _not_by_operations(model) if wanted.given is None else ""
             if reason:
@@ -59,13 +61,27 @@ class BlockProgram(OperationProgram):
         return by_layers.noted(f"by layers alone, since {blocks.whole_since}") if blocks.whole_since else by_layers
 
 
-def calls_only_keras(model: Any) -> bool:
-    """Whether all that a model calls one after another are layers of Keras's own: between those a plan cuts anyhow."""
+_READ_WHAT_COMES_OUT = frozenset({"linear", "relu", "sigmoid", "softmax", "tanh"})
+"""Activations of Keras whose gradients read their results alone: to cut before one keeps no less."""
+
+
+def has_nothing_to_open(model: Any) -> bool:
+    """Whether all that a model calls one after another are layers of Keras's own that compute one thing each.
+
+    Between those a plan cuts anyhow.
+    """
     if not runs_layer_by_layer(model):
         return False
     operations = (call.operation for call in list_layer_calls(model).calls)
-    layers = (each for each in operations if not isinstance(each, ModelEntry))
-    return all(keras_models.is_built_in(each) and not keras_models.wraps_network(each) for each in layers)
+    return all(_computes_one_thing(each) for each in operations if not isinstance(each, ModelEntry))
+
+
+def _computes_one_thing(layer: Any) -> bool:
+    """Whether a layer of Keras's own keeps nothing inside, as attention does, and a GELU after a product."""
+    activation = getattr(getattr(layer, "activation", None), "__name__", "linear")
+    inside = keras_models.sublayers(layer) if isinstance(layer, keras.layers.Layer) else ()
+    is_single = keras_models.is_built_in(layer) and not inside
+    return is_single and (activation in _READ_WHAT_COMES_OUT or isinstance(layer, keras.layers.Activation))
 
 
 def _not_by_operations(model: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tf_memsaver.options.table import Granularity, TimeChunks
-from tf_memsaver.program.block_program import BlockProgram, calls_only_keras
+from tf_memsaver.program.block_program import BlockProgram, has_nothing_to_open
 from tf_memsaver.program.layer_calls import list_layer_calls
 from tf_memsaver.program.layer_program import LayerProgram, runs_layer_by_layer
 from tf_memsaver.program.loop_program import LoopProgram, is_loop
@@ -87,7 +87,7 @@ def _program(model: Any, wanted: Wanted, kinds: Sequence[Kind]) -> Any:
 
 def labels_known(model: Any, granularity: Granularity) -> tuple[str, ...] | None:
     """Return the labels that the units of a model will have; None where they are known only when it is traced."""
-    by_layers = granularity == "layer" or (granularity == "auto" and calls_only_keras(model))
+    by_layers = granularity == "layer" or (granularity == "auto" and has_nothing_to_open(model))
     if not by_layers or has_own_train_step(model) or not runs_layer_by_layer(model):
         return None
     return tuple(call.label for call in list_layer_calls(model).calls)
