@@ -26,7 +26,7 @@ from tf_memsaver.capture.model_step import capture_graph
 from tf_memsaver.compat.onednn import takes_onednn
 from tf_memsaver.ir.segments import Segment, SegmentMode
 from tf_memsaver.parity import sums
-from tf_memsaver.parity.gradients import maker_of, of_shape
+from tf_memsaver.parity.gradients import before_additions, maker_of, of_shape
 from tf_memsaver.parity.grappler import KEPT_IDENTITY, TAPE_SCOPE
 from tf_memsaver.parity.level import EXACT, ROUNDING, Parity, Rule, at_level, level_here
 from tf_memsaver.parity.readers import EXTRA_READERS
@@ -80,6 +80,15 @@ def test_a_sum_of_gradients_has_the_sizes_of_any_of_its_terms() -> None:
     model = model_of(inputs, layers.Dense(8, "relu", name="behind")(layers.GlobalAveragePooling1D(name="pool")(x)))
     optimized = optimized_by_hand(model, ("front", "swish"), ("norm", "inner"))
     assert not differing(trained_by_fit(model, EXACT), trained_by_fit(optimized, EXACT))
+
+
+def test_a_gradient_of_which_no_shape_is_known_is_its_own() -> None:
+    """As that of a ``keras.ops.associative_scan`` over pairs (Mamba, S5)."""
+    with tf.Graph().as_default():
+        given, size = tf.compat.v1.placeholder(tf.float32, (None, 8)), tf.compat.v1.placeholder(tf.int32, None)
+        gradient = tf.reshape(tf.raw_ops.Sum(input=given, axis=size), size)
+        assert gradient.shape.rank is None
+        assert before_additions(gradient) is gradient and maker_of(gradient) is gradient.op
 
 
 def swishes() -> Any:

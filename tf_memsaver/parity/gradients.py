@@ -90,7 +90,12 @@ def _is_of_sum(operation: tf.Operation) -> bool:
 def _before_addition(tensor: tf.Tensor) -> tf.Tensor | None:
     """Return what the gradient of an addition brought to the shape of an operand, None where that is another one."""
     summed = tensor.op.inputs[0].op.inputs[0]
-    return summed if summed.shape.rank is not None and summed.shape.as_list() == tensor.shape.as_list() else None
+    return summed if _is_shaped_alike(summed, tensor) else None
+
+
+def _is_shaped_alike(one: tf.Tensor, two: tf.Tensor) -> bool:
+    """Whether two tensors are known to have as many axes, and what is known of their sizes is the same."""
+    return None not in (one.shape.rank, two.shape.rank) and one.shape.as_list() == two.shape.as_list()
 
 
 def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -101,7 +106,7 @@ def _before_reshapes(tensor: tf.Tensor) -> tf.Tensor | None:
     source = tensor
     while tensor.shape.is_fully_defined() and source.op.type == "Reshape":
         source = source.op.inputs[0]
-        if source.shape.rank is not None and source.shape.as_list() == tensor.shape.as_list():
+        if _is_shaped_alike(source, tensor):
             return source
     return None
 
@@ -299,11 +304,10 @@ def _is_factor_at_once(output: tf.Tensor) -> bool:
 
 def _operands_of_its_shape(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Return those operands of an operation on elements that have the shape of what it makes."""
-    shape = tensor.shape.as_list()
     return [
         each
         for each in tensor.op.inputs
-        if each.dtype == tensor.dtype and each.shape.rank and each.shape.as_list() == shape
+        if each.dtype == tensor.dtype and each.shape.rank and _is_shaped_alike(each, tensor)
     ]
 
 

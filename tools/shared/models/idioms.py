@@ -198,6 +198,17 @@ def spectrum(block: Block, x: Any, _: Any) -> Any:
 
 
 @_way
+def scan_of_pairs(block: Block, x: Any, _: Any) -> Any:
+    """The linear recurrence of S5 and Mamba. Keras 3.15 knows nothing of the shape of what comes out."""
+
+    def joined(one: Any, two: Any) -> Any:
+        return one[0] * two[0], two[0] * one[1] + two[1]
+
+    _, states = ops.associative_scan(joined, (ops.sigmoid(block.keys(x)), block.values(x)), axis=1)
+    return block.feed(ops.reshape(states, ops.shape(x)))
+
+
+@_way
 def added_loss(block: Block, x: Any, _: Any) -> Any:
     made = block.feed(x)
     block.add_loss(1e-3 * tf.reduce_mean(made * made))
