@@ -282,6 +282,20 @@ def test_an_open_length_is_that_of_the_first_element() -> None:
     assert any(value.nbytes == 4 * 12 * 16 * 4 for value in graph.values)
 
 
+@pytest.mark.parametrize("count", [40, 20])
+def test_a_plan_is_for_the_longest_of_the_first_batches(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A budget that was kept for the first batch was exceeded almost three times by later ones."""
+    lengths = [5, 9, 30, 7, *[8] * (count - 4)]
+    rows = [np.full(length, place, np.float32) for place, length in enumerate(lengths) for _ in range(4)]
+    given = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=tf.TensorSpec((None,), tf.float32))
+    found = data_of(given.padded_batch(4))
+    assert [spec.shape.as_list() for spec in found.specs.leaves] == [[None, 30]] and found.batch_size == 4
+    # What is measured has it, too.
+    assert [batch.x[0, 0].numpy() for batch in found.first(3)] == [2, 0, 1]
+    # Of the shorter data all was seen.
+    assert ("largest of the first 32: (4, 30)" in caplog.text) is (count == 40)
+
+
 def test_data_that_the_model_does_not_take() -> None:
     with pytest.raises(InvalidRequestError, match=r"data: model '.*' takes \(None, 8\), but a batch has \(None, 9\)"):
         tf_memsaver.estimate(embedding(), data=np.zeros((4, 9)))

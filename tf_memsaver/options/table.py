@@ -74,8 +74,8 @@ class Data(TypedDict, total=False):
             "(x, y)",
             more="A batch of specs (``tf.TensorSpec``) works, too. The data gives the batch size and the shapes of "
             "inputs and targets. Arrays of all samples are divided into batches of ``batch_size``, as in ``fit``; "
-            "without ``batch_size``, they count as one batch. At most the first element of a dataset is read. The "
-            "shapes are remembered for this model.",
+            "without ``batch_size``, they count as one batch. Of a dataset at most the first 32 "
+            "elements are read, and the largest counts. The shapes are remembered for this model.",
             value="MODULE:FUNCTION",
             flag_text="your training data: package.module:function, which returns a dataset or a batch",
         ),

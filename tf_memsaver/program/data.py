@@ -1,6 +1,6 @@
 """What ``fit`` is given, as far as a plan needs it: the shapes of a batch, and batches to measure and verify with.
 
-A ``tf.data.Dataset`` tells its shapes (``compat.datasets``); where it leaves some open, its first element is looked at.
+A ``tf.data.Dataset`` tells its shapes (``compat.datasets``); where it leaves some open, the first elements are read.
 Anything else that can be read from the start again and again, such as a ``keras.utils.PyDataset``, is asked for its
 first batch. A batch or specs of one are taken as they are.
 """
@@ -64,7 +64,7 @@ class Data:
     """What a model is trained with.
 
     ``specs`` are those of a batch, with a free first dimension where that is the batch, and all others known, so far as
-    the data tells them. ``batch_size`` is that of the first batch, None where specs with a free first dimension were
+    the data tells them. ``batch_size`` is that of the same batch, None where specs with a free first dimension were
     given.
     ``batches`` makes an iterator over real batches from the start; there are none where only specs were given.
     ``fixed_batch`` says that all batches are known to be of one size, so that ``fit`` traces its step for that.
@@ -99,7 +99,8 @@ def data_of(
     batched, as ``fit`` does it, which knows that all batches have one size where the last one is full.
 
     Of a ``tf.data.Dataset`` nothing is read but what its steps say of themselves and, if that leaves shapes open, its
-    first element. Its own elements are read from a copy that does not shuffle, so that their order stays as it was.
+    first elements: the largest counts. They are read from a copy that does not shuffle, so that their order stays as it
+    was.
 
     Raises:
       InvalidRequestError: it is nothing that ``fit`` takes, has no first batch, or can be read only once.
@@ -109,13 +110,15 @@ def data_of(
             "data is an iterator: reading a batch from it would take that batch away from training. Give one batch "
             "of it, data=next(iterator), or the dataset that it comes from."
         )
-    unpack, fixed = unpack or unpacked, False
+    unpack, fixed, is_open = unpack or unpacked, False, False
+    if isinstance(given, tf.data.Dataset):
+        is_open = not all(shape.is_fully_defined() for shape in datasets.flat_shapes(given))
     if isinstance(given, tf.data.Dataset) and prepared is None:
         said = unpack(given.element_spec)
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in said.leaves):
             raise _no_tensors()
         known = said.filled(map(tf.TensorSpec, datasets.flat_shapes(given), (leaf.dtype for leaf in said.leaves)))
-        if all(leaf.shape.is_fully_defined() for leaf in known.leaves):
+        if not is_open:
             fixed = all(leaf.shape.is_fully_defined() for leaf in said.leaves)
             return replace(
                 _of_batch(known),
@@ -139,10 +142,38 @@ def data_of(
             yield batch if prepared is None else unpack(prepared(*batch))
 
     with random_states_kept():
-        first = next(read(), None)
-    if first is None:
+        place, largest = _largest(itertools.islice(read(), _LOOKED_AT if is_open else 1))
+    if largest is None:
         raise InvalidRequestError("data is empty. Give data with at least one batch.")
-    return replace(_of_batch(first), batches=read, fixed_batch=fixed, held=_held_by(given))
+
+    def batches() -> Iterator[Batch]:
+        # Read anew: kept, it would take memory beside the steps.
+        return itertools.chain(itertools.islice(read(), place, place + 1), read()) if place else read()
+
+    return replace(_of_batch(largest), batches=batches, fixed_batch=fixed, held=_held_by(given))
+
+
+_LOOKED_AT = 32
+"""Batches of a dataset that are looked at where it does not tell their sizes."""
+
+
+def _largest(found: Iterable[Batch]) -> tuple[int, Batch | None]:
+    """Return the place of the largest of the first batches, and the batch; warn where others may be larger."""
+    sizes: list[list[tf.TensorSpec]] = []
+    largest, most, place = None, -1, 0
+    for batch in found:
+        sizes.append(list(map(_spec, batch.leaves)))
+        taken = sum(map(datasets.bytes_of, sizes[-1]))
+        if taken > most:
+            largest, most, place = batch, taken, len(sizes) - 1
+    if len(sizes) == _LOOKED_AT and any(each != sizes[0] for each in sizes):
+        logging.warning(
+            "the batches of data are of different sizes. The plan is for the largest of the first %d: %s. Steps with "
+            "larger ones take more memory. To plan for these, give the specs of the largest batch as data=.",
+            len(sizes),
+            ", ".join(str(tuple(spec.shape)) for spec in sizes[place]),
+        )
+    return place, largest
 
 
 _MANY = 1024
