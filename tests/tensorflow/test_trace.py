@@ -69,7 +69,7 @@ def test_one_trace_serves_all(steps_traced: list[str]) -> None:
 def test_a_name_of_no_layer_is_told_before_the_trace(verb: Any, hint: str, steps_traced: list[str]) -> None:
     name = f"{chain().layers[4].name}x"
     with pytest.raises(HintError, match=f"{hint}='{name}' matches no layer. Did you mean dense"):
-        verb(chain(), data=data(), **{hint: [name]})
+        verb(chain(), data=data(), granularity="layer", **{hint: [name]})
     assert not steps_traced
 
 

@@ -513,13 +513,13 @@ def test_a_person_is_told_what_keeps_its_activations(monkeypatch: pytest.MonkeyP
 
 
 def test_what_has_a_sparse_gradient_is_replayed() -> None:
-    graph = tf_memsaver.capture_graph(listed(), data=data())
+    graph = tf_memsaver.capture_graph(listed(), data=data(), granularity="layer")
     assert graph.units[0].label == "network/tokens"
     assert [unit.label for unit in graph.units if unit.pinned] == ["network/dense4"]
 
 
 def test_each_tape_adds_up_its_own_sparse_gradients() -> None:
-    units = tf_memsaver.capture_graph(captions(), data=data()).units
+    units = tf_memsaver.capture_graph(captions(), data=data(), granularity="layer").units
     pinned = [unit.label for unit in units if unit.pinned and unit.kind != "Python"]
     assert pinned == ["network/dense4", "network#2/dense4"]
 

@@ -31,7 +31,7 @@ from tf_memsaver.tfgraph.operations import (
     rivals,
     trip_count,
 )
-from tf_memsaver.tfgraph.sizes import NOT_SIZED, SIZED, Called, Size, SizedFunction, Sizes
+from tf_memsaver.tfgraph.sizes import NOT_SIZED, SIZED, Called, Size, SizedFunction, Sizes, note_call
 
 AttrValue, NameAttrList = tf.compat.v1.AttrValue, tf.compat.v1.NameAttrList
 
@@ -174,7 +174,7 @@ class Template:
                 unwanted = tuple(place for place, wanted in enumerate(followed(inputs)) if not wanted)
                 graphs.set_unwanted_gradients(made, unwanted)
             own_gradient = graphs.CUSTOM_GRADIENT in attributes or self._gradient is not None
-            _record(made, list(inputs), outputs, backward_scope(made.name), own_gradient, sizes)
+            _record(made, list(inputs), outputs, backward_scope(made.name), own_gradient, is_sized=sizes is not None)
         return outputs
 
     def copy(self, graph: Any, inputs: Sequence[Any], name: str) -> Any:
@@ -287,7 +287,7 @@ def ends_segment(operation: Any) -> bool:
 
 
 def _record(
-    operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool, sizes: Sizes | None
+    operation: Any, inputs: list[Any], outputs: list[tf.Tensor], scope: str, custom: bool, is_sized: bool
 ) -> None:
     try:
         function = graphs.gradient_function(operation) if custom else graphs.gradient_function_of_type(operation.type)
@@ -303,8 +303,8 @@ def _record(
         with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
             made = function(operation, *upstream)
         found = list(made) if isinstance(made, (list, tuple)) else [made]
-        if sizes is not None and operation.type in FUNCTION_CALLS:
-            sizes.note_gradients(operation, found)
+        if is_sized and operation.type in FUNCTION_CALLS:
+            note_call(operation, found)
         return found
 
     record_operation(operation.type, outputs, inputs, backward)

@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_memsaver.compat import graphs
-from tf_memsaver.tfgraph.operations import BRANCHES, FUNCTION_CALLS, LOOPS, functions_in, in_order, library_function
+from tf_memsaver.tfgraph.operations import (
+    BRANCHES,
+    FUNCTION_CALLS,
+    LOOPS,
+    called_functions,
+    functions_in,
+    given_for_free,
+    in_order,
+    known_shape,
+    library_function,
+)
 
 SIZED = BRANCHES | FUNCTION_CALLS | LOOPS
 """Operations whose results are as large as those of the functions that they call."""
@@ -153,14 +163,6 @@ class Sizes:
             if length is not None and made.shape.rank:
                 made.set_shape([length, *made.shape[1:]])
 
-    def note_gradients(self, call: Any, gradients: Sequence[tf.Tensor | None]) -> None:
-        """Tell what taking the gradient of a function's call has made: what the call returns besides, and gradients."""
-        attributes = call.node_def.attr
-        self.note(call, self.called(call.type, attributes, call.inputs, partial(library_function, call.graph)).results)
-        for tensor, gradient in zip(call.inputs, gradients, strict=True):
-            if isinstance(gradient, tf.Tensor) and tensor.dtype != tf.resource:
-                gradient.set_shape(tensor.shape)
-
     def _tell(self, tensor: tf.Tensor, size: Size) -> None:
         if size.shape is not None:
             tensor.set_shape(size.shape)
@@ -227,6 +229,18 @@ class Sizes:
             operations=sizes,
             calls=calls,
         )
+
+
+def note_call(call: Any, gradients: Sequence[tf.Tensor | None]) -> None:
+    """Tell what taking the gradient of a function's call has made its sizes: what it returns besides, and gradients."""
+    free = next((given_for_free(call, body) for body in called_functions(call, call.graph)), None)
+    for tensor in call.outputs:
+        shape = known_shape(tensor, free)
+        if shape is not None:
+            tensor.set_shape(shape)
+    for tensor, gradient in zip(call.inputs, gradients, strict=True):
+        if isinstance(gradient, tf.Tensor) and tensor.dtype != tf.resource:
+            gradient.set_shape(tensor.shape)
 
 
 def _as_defined(operation: Any, node: Any) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
