@@ -96,6 +96,14 @@ def test_what_fit_is_given(doctor: Any, call: str, batch_size: int, line: str) -
     assert found["plan"]["batch_size"] == batch_size and line in found["add"]
 
 
+def test_a_model_without_a_name_is_to_get_one(doctor: Any) -> None:
+    code, out, err = doctor("build().fit(train)\n")
+    assert code == 0, err
+    said = " ".join(out.split())
+    assert "Name it (model = ...), and call model.fit. Add this line between, and `import tf_memsaver` at" in said
+    assert said.endswith("model = tf_memsaver.optimize(model, data=train)")
+
+
 def test_a_fit_of_the_users_own_and_a_preprocessor(doctor: Any) -> None:
     body = """
 class Own(keras.Model):

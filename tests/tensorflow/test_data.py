@@ -108,6 +108,7 @@ def test_parts_of_other_sizes_stay_as_they_are() -> None:
         (([[0.0, 1.0]], [1]), "data must be"),
         ((X, True), r"data has True \(bool\) beside its tensors.*step=tf\.function"),
         (dataset().take(0), "data is empty"),
+        (dataset().filter(lambda x, y: False), "data is empty"),
         ((X, Y, Y, Y), "has 4 parts"),
         (tf.data.Dataset.from_tensors(tf.sparse.eye(3)), "ragged or sparse"),
         ((tf.ragged.constant([[1], [2, 3]]), Y[:2]), "ragged or sparse"),
@@ -242,6 +243,22 @@ def test_targets_have_the_shapes_of_the_data(caplog: pytest.LogCaptureFixture) -
     # Told once, it is known.
     assert [tuple(leaf.shape) for leaf in batch_specs(model, 5).leaves] == [(5, 8), (5, 3), (5,)]
     assert tf_memsaver.search_plan(model, batch_size=5).batch_size == 5
+
+
+def test_batches_of_another_size_than_the_datas_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input(X.shape[1:]), layers.Flatten(), layers.Dense(8), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    tf_memsaver.optimize(model, data=dataset(), batch_size=4)
+    assert "batch_size" not in caplog.text
+    tf_memsaver.optimize(model, data=dataset(), batch_size=2)
+    assert "data has batches of 4, and batch_size=2 was asked for" in caplog.text
+
+
+def test_data_without_targets_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    tf_memsaver.search_plan(model, data=np.zeros((4, 8), np.float32))
+    assert "cannot be computed on the targets of data (data has no targets: give data=(x, y))" in caplog.text
 
 
 def test_made_up_targets_ask_for_data(caplog: pytest.LogCaptureFixture) -> None:

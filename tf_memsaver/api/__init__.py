@@ -19,6 +19,7 @@ from tf_memsaver.api.asked import (
     request_of,
     tell_of,
     tell_of_plain_calls,
+    warn_of_other_batches,
     warn_of_others,
     warn_of_unknown_length,
 )
@@ -184,6 +185,7 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     """
     if options["calibrate"] and options["budget"] is None:
         raise InvalidRequestError("calibrate=True compares real steps with a budget. Give one, such as budget='80%'.")
+    warn_of_other_batches(options["data"], options["batch_size"])
     traced, plan = (_calibrated if options["calibrate"] else _planned)(model, options)
     if options["budget"] != AUTO:
         warn_of_others(traced.model, plan, traced.graph)
@@ -422,4 +424,7 @@ def max_batch_size(model: Any, **options: Unpack[LargestBatchOptions]) -> Larges
         return _peak_of(optimized, 0 if alone else bytes_of_others(told.model), **how)
 
     is_run = options["step"] is None and not options["predict_only"]
-    return largest_batch(capture, request, told.batch_size, versions=versions(), measure=measured if is_run else None)
+    found = largest_batch(capture, request, told.batch_size, versions=versions(), measure=measured if is_run else None)
+    if not is_run and found.plan.advice:
+        logging.warning("tf_memsaver: a batch of %d: %s", found.batch_size, found.plan.advice)
+    return found

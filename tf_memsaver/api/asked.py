@@ -149,6 +149,21 @@ def bytes_of_others(model: Any, data_bytes: int = 0) -> int:
     return max(0, _bytes_held(device) - _bytes_taken(model)) - data_bytes
 
 
+def warn_of_other_batches(data: Any, batch_size: int | None) -> None:
+    """Say where a dataset has batches of another size than the one that was asked for."""
+    if batch_size is None or not isinstance(data, tf.data.Dataset):
+        return
+    size = next((shape[0] for shape in datasets.flat_shapes(data) if shape.rank), None)
+    if size not in (None, batch_size):
+        logging.warning(
+            "data has batches of %d, and batch_size=%d was asked for: the plan is for batches of %d. fit takes those "
+            "of the data. Leave batch_size out to plan for them.",
+            size,
+            batch_size,
+            batch_size,
+        )
+
+
 def warn_of_others(model: Any, plan: Plan, graph: Graph) -> None:
     """Say what else this process holds on the device, if that is much beside the budget of a step.
 

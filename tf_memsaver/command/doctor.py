@@ -146,7 +146,11 @@ def _advice(fit: _Fit, made: Plan, line: str) -> Iterator[str]:
     elif not made.recomputed:
         yield f"{fit.place} calls fit. Nothing to add: no plan helps this model here."
     else:
-        yield f"Add this line before {fit.place}, and `import tf_memsaver` at the top:"
+        if not fit.place.variable:
+            yield f"{fit.place} calls fit of a model without a name."
+            yield "Name it (model = ...), and call model.fit."
+        where = f"before {fit.place}" if fit.place.variable else "between"
+        yield f"Add this line {where}, and `import tf_memsaver` at the top:"
         yield textwrap.indent(line, "    ")
 
 

@@ -284,19 +284,23 @@ class Plan(Summarized):
 
     def summary(self) -> tuple[str, Rows]:
         """Return what ``repr`` shows."""
-        pinned, segments = len(self.pinned), sum(s.mode is SegmentMode.RECOMPUTE for s in self.segments)
+        pinned = len(self.pinned)
         share = f" ({self.peak_bytes / self.plain_peak_bytes:.0%})" if self.plain_peak_bytes else ""
         at_most = self._at_most()
         rows = [
             ("peak now", format_bytes(self.plain_peak_bytes)),
             ("peak planned", f"{format_bytes(self.peak_bytes)}{share}{at_most and f', {at_most}'}"),
             ("step time", f"{self.step_overhead:+.1%}"),
-            ("recomputed", f"{self.recomputed_in_words}, in {segments} segments"),
+            ("recomputed", f"{self.recomputed_in_words}, in {self._segments()}"),
             ("kept", f"{self.units_in_words(len(self.kept))}, and {pinned} that must be"),
             ("limits", self._limits()),
         ]
         rows += [(name, told) for name, told in (("advice", self.advice), ("note", self.note)) if told]
         return f"Plan for batch size {self.batch_size}, {self.judged} (planner {self.planner})", rows
+
+    def _segments(self) -> str:
+        count = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
+        return f"{count} segment{'' if count == 1 else 's'}"
 
     def _at_most(self) -> str:
         """Return the most that any step takes, in words; nothing if that is the predicted peak."""
@@ -313,13 +317,12 @@ class Plan(Summarized):
         return ", ".join(limits) or "none given"
 
     def __str__(self) -> str:
-        segments = sum(segment.mode is SegmentMode.RECOMPUTE for segment in self.segments)
         judged = "peak as XLA compiles the step" if self.request.executor == "xla" else "predicted peak"
         at_most = self._at_most()
         return (
             f"{judged} {format_bytes(self.peak_bytes)}{at_most and f' ({at_most})'} instead of "
             f"{format_bytes(self.plain_peak_bytes)}, step "
-            f"{self.step_overhead:+.1%}; {self.recomputed_in_words} are recomputed, in {segments} segments "
+            f"{self.step_overhead:+.1%}; {self.recomputed_in_words} are recomputed, in {self._segments()} "
             f"(planner {self.planner}, batch size {self.batch_size}){self._chosen()}"
         )
 

@@ -71,6 +71,7 @@ class LargestBatch(Summarized):
             ("measured", "no real steps were run" if measured is None else format_bytes(measured)),
             ("step", f"{plan.step_overhead:+.1%}"),
             ("recomputed", plan.recomputed_in_words),
+            *([("advice", plan.advice)] if plan.advice and measured is None else []),
         )
         return f"LargestBatch: {self.batch_size}", rows
 

@@ -112,6 +112,8 @@ def data_of(
         )
     unpack, fixed, is_open = unpack or unpacked, False, False
     if isinstance(given, tf.data.Dataset):
+        if given.cardinality() == 0:
+            raise _no_batch()
         is_open = not all(shape.is_fully_defined() for shape in datasets.flat_shapes(given))
     if isinstance(given, tf.data.Dataset) and prepared is None:
         said = unpack(given.element_spec)
@@ -144,7 +146,7 @@ def data_of(
     with random_states_kept():
         place, largest = _largest(itertools.islice(read(), _LOOKED_AT if is_open else 1))
     if largest is None:
-        raise InvalidRequestError("data is empty. Give data with at least one batch.")
+        raise _no_batch()
 
     def batches() -> Iterator[Batch]:
         # Read anew: kept, it would take memory beside the steps.
@@ -335,6 +337,10 @@ def with_free_batch(tensor: Any) -> tf.TensorSpec:
 def of_size(batch_size: int, spec: tf.TensorSpec) -> tf.TensorSpec:
     """Return the spec of a batch's part with this batch size, where it leaves that open."""
     return tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype, spec.name) if spec.shape[:1] == [None] else spec
+
+
+def _no_batch() -> InvalidRequestError:
+    return InvalidRequestError("data is empty. Give data with at least one batch.")
 
 
 def _no_tensors() -> InvalidRequestError:

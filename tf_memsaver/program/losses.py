@@ -68,14 +68,15 @@ def needs_stand_in(model: Any, batch_size: int, given: Batch | None = None) -> b
                 concrete(*(tf.constant(made_up(generator, spec, 0)) for spec in outputs), *given.leaves)
             release(concrete.graph)
     except Exception as error:  # Whatever a loss that somebody wrote may raise.
+        data = trained_on(model)
         logging.warning(
             "model '%s': its loss %s cannot be computed on %s (%s). The mean square of the outputs replaces it, "
             "and the memory of the loss itself is not counted.%s",
             model.name,
             ", ".join(_loss_names(model)),
-            "the targets of data" if trained_on(model) else "made-up targets",
-            first_line(error),
-            "" if trained_on(model) else " Give data= (your training data, as for fit).",
+            "the targets of data" if data else "made-up targets",
+            first_line(error) if data is None or data.y is not None else "data has no targets: give data=(x, y)",
+            "" if data else " Give data= (your training data, as for fit).",
         )
         return True
     finally:
