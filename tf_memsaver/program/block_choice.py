@@ -36,10 +36,10 @@ class OperationsOfLayers:
         yield from self._opened(root, whole=looking if len(looking) > 1 else ())
 
     def share_of(self, layers: Sequence[TracedLayer]) -> float:
-        """Return how much of the bytes that all operations make those of some layers make."""
-        own = [call for layer in layers for call in self._own.get(id(layer), ())]
+        """Return how much of the bytes that all operations make those of some layers make, with all below them."""
+        inside = {id(call): call for layer in layers for call in self._of(layer)}
         made = sum(call.operation.bytes_made for calls in self._own.values() for call in calls)
-        return sum(call.operation.bytes_made for call in own) / max(1, made)
+        return sum(call.operation.bytes_made for call in inside.values()) / max(1, made)
 
     def _opened(self, root: TracedLayer, whole: Collection[TracedLayer]) -> Iterator[TracedLayer]:
         for child in root.children:
