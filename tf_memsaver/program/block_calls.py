@@ -75,11 +75,12 @@ class BlockCalls(ModelFunction):
         layers = list(with_all_below(model_call))
         number_of = numbers_in(self._graph, layers, self.scope)
         owners = [layers[number_of(call.label) or 0] for call in calls]
-        self.whole_since = _reason_to_stay_whole(calls, owners, resident)
         paths = {OWN_CALL, *(layer.path for layer in layers)}
         # A model that comes from a file may have other names: what pays there is what paid for its plan.
         if self._wanted is None or not paths.issuperset(self._wanted):
-            self.opened = self._worth_it(OperationsOfLayers(calls, owners), model_call)
+            worth_it = self._worth_it(OperationsOfLayers(calls, owners), model_call)
+            self.whole_since = _reason_to_stay_whole(calls, owners, resident) if worth_it else ""
+            self.opened = () if self.whole_since else worth_it
         else:
             self.opened = tuple(self._wanted)
         names = _Names(_whole(model_call, set(self.opened)))
@@ -88,8 +89,6 @@ class BlockCalls(ModelFunction):
         return tuple(replace(group, name=names.of(group, owner_of[id(group.members[-1])])) for group in groups)
 
     def _worth_it(self, operations: OperationsOfLayers, model_call: TracedLayer) -> tuple[str, ...]:
-        if self.whole_since:
-            return ()
         opened = list(operations.opened(model_call))
         own = (OWN_CALL,) if self._has_own_call else ()
         is_much = operations.share_of(opened) >= _OPENED_SHARE
