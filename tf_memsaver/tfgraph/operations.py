@@ -307,7 +307,7 @@ def given_for_free(call: Any, body: Any) -> int | None:
         return None
     sizes = Counter(
         size
-        for argument, given in zip(body.inputs, call.inputs, strict=True)
+        for argument, given in zip(body.inputs, call.inputs, strict=False)
         if argument.shape.rank is not None and argument.shape.rank == given.shape.rank
         for free, size in zip(argument.shape, given.shape, strict=True)
         if free is None and size is not None
