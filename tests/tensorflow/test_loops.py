@@ -706,6 +706,7 @@ class Choosing(keras.Model):
         return x + hint * self.narrow(self.wide(x)) * tf.cast(level, tf.float32)
 
 
+@pytest.mark.skipif(keras.__version__.startswith("3.12"), reason="Keras 3.12 takes no None in a structure")
 @pytest.mark.parametrize(
     ("made", "difference"),
     [
@@ -720,10 +721,7 @@ def test_a_call_with_other_tensors_than_planned_is_the_plain_one(
 ) -> None:
     net, optimizer = Choosing(), keras.optimizers.SGD(0.1)
     planned = {"one": X[:64], "other": None}
-    try:
-        net(X[:64], planned, tf.constant(2))
-    except AttributeError:
-        pytest.skip("Keras 3.12 takes no None in a structure")
+    net(X[:64], planned, tf.constant(2))
 
     @tf.function
     def step(x: Any) -> Any:

@@ -185,7 +185,7 @@ def optimize(model: Any, **options: Unpack[CalibratedOptions]) -> Any:
     """
     if options["calibrate"] and options["budget"] is None:
         raise InvalidRequestError("calibrate=True compares real steps with a budget. Give one, such as budget='80%'.")
-    warn_of_other_batches(options["data"], options["batch_size"])
+    warn_of_other_batches(model if options["step"] is None else None, options["data"], options["batch_size"])
     traced, plan = (_calibrated if options["calibrate"] else _planned)(model, options)
     if options["budget"] != AUTO:
         warn_of_others(traced.model, plan, traced.graph)

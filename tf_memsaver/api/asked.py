@@ -14,7 +14,7 @@ from tf_memsaver.check.watch import device_name
 from tf_memsaver.compat import datasets
 from tf_memsaver.compat.counting import check_counted, is_counted
 from tf_memsaver.compat.devices import bytes_left, has_gpu
-from tf_memsaver.compat.keras_training import fit_compiles, own_optimizer
+from tf_memsaver.compat.keras_training import fit_compiles, own_optimizer, replicas_of
 from tf_memsaver.compat.keras_variables import bytes_of
 from tf_memsaver.cost.device import LEAST_COUNTED_STEP
 from tf_memsaver.display.notices import tell
@@ -149,9 +149,14 @@ def bytes_of_others(model: Any, data_bytes: int = 0) -> int:
     return max(0, _bytes_held(device) - _bytes_taken(model)) - data_bytes
 
 
-def warn_of_other_batches(data: Any, batch_size: int | None) -> None:
-    """Say where a dataset has batches of another size than the one that was asked for."""
+def warn_of_other_batches(model: Any, data: Any, batch_size: int | None) -> None:
+    """Say where a dataset has batches of another size than the one that was asked for.
+
+    Replicas share a batch, and a loop's step is given what its caller makes of one: of these nothing is said.
+    """
     if batch_size is None or not isinstance(data, tf.data.Dataset):
+        return
+    if not isinstance(model, keras.Model) or replicas_of(model) > 1:
         return
     size = next((shape[0] for shape in datasets.flat_shapes(data) if shape.rank), None)
     if size not in (None, batch_size):

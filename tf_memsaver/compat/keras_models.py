@@ -26,11 +26,6 @@ def is_built_in(layer: Any) -> bool:
     return own_class(layer).__module__.partition(".")[0] == "keras"
 
 
-def wraps_network(layer: Any) -> bool:
-    """Whether a layer is a wrapper around a network, such as a ``TimeDistributed`` that runs one for each image."""
-    return isinstance(layer, keras.layers.Wrapper) and isinstance(layer.layer, keras.Model)
-
-
 def has_no_call(model: Any) -> bool:
     """Whether a model's class says nothing of how it is called, as where a ``train_step`` does all."""
     return own_class(model).call is keras.Model.call  # type: ignore[attr-defined]

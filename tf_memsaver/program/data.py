@@ -114,12 +114,13 @@ def data_of(
     if isinstance(given, tf.data.Dataset):
         if given.cardinality() == 0:
             raise _no_batch()
-        is_open = not all(shape.is_fully_defined() for shape in datasets.flat_shapes(given))
+        shapes = datasets.flat_shapes(given)
+        is_open = not all(shape.is_fully_defined() for shape in shapes)
     if isinstance(given, tf.data.Dataset) and prepared is None:
         said = unpack(given.element_spec)
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in said.leaves):
             raise _no_tensors()
-        known = said.filled(map(tf.TensorSpec, datasets.flat_shapes(given), (leaf.dtype for leaf in said.leaves)))
+        known = said.filled(map(tf.TensorSpec, shapes, (leaf.dtype for leaf in said.leaves)))
         if not is_open:
             fixed = all(leaf.shape.is_fully_defined() for leaf in said.leaves)
             return replace(
